@@ -26,7 +26,7 @@ check: dev  ## lint, format, types, the arrows between layers, generated docs
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
-	.venv/bin/lint-imports --no-logo
+	$(RUN) .venv/bin/lint-imports --no-logo
 	@if [ -f tools/generate_docs.py ]; then set -x; $(RUN) tools/generate_docs.py --check; fi
 
 soak: dev  ## the long forms of the cases
