@@ -1,0 +1,232 @@
+"""`Kernel.decide(snapshot, command)`: the one place where a command meets its door.
+
+Also `Kernel.need`: which records a decision reads. Both walk the operation tables; a kernel with one
+guard less (`without`) is what the mutation tests and the coverage test run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from fencepost.kernel import commands as k
+from fencepost.kernel import people, pools, tasks
+from fencepost.kernel.fence import DOORS, Context, Guard
+from fencepost.kernel.graph import parents_of
+from fencepost.kernel.operations import Granted, Operation, refusal_entry, remember
+from fencepost.kernel.outcomes import Problem, Refusal
+from fencepost.kernel.records import Task
+from fencepost.kernel.writes import Decision, Keys, Snapshot, WriteSet, _prove
+
+OPERATIONS: tuple[Operation, ...] = (*tasks.OPERATIONS, *people.OPERATIONS, *pools.OPERATIONS)
+
+_replace = msgspec.structs.replace
+
+
+def mask_of(guards: Sequence[Guard]) -> int:
+    mask = 0
+    for guard in guards:
+        mask |= int(guard.compares)
+    return mask
+
+
+def _check_table() -> None:
+    """Every door's guards make the comparisons that the door declares (claim_next compares per candidate)."""
+    for operation in OPERATIONS:
+        door = DOORS.get(operation.door)
+        if door is None or operation.command is k.CreatePool:
+            continue
+        made = mask_of(operation.guards) | mask_of(operation.each)
+        if made & door.compares != door.compares:
+            raise AssertionError(f"{operation.command.__name__} does not compare all that {door.name} declares")
+
+
+_check_table()
+
+
+class Kernel:
+    """The rules. Stateless; `Kernel()` is the shipped one."""
+
+    def __init__(self, operations: Sequence[Operation] = OPERATIONS) -> None:
+        self.operations = tuple(operations)
+        self._by_command: dict[type, tuple[Operation, int]] = {
+            operation.command: (operation, mask_of(operation.guards) | mask_of(operation.each))
+            for operation in self.operations
+        }
+
+    def without(self, command: type, guard_id: str) -> Kernel:
+        """A copy that lacks one guard of one operation: only for tests that must see it missed."""
+        found = False
+        changed: list[Operation] = []
+        for operation in self.operations:
+            if operation.command is command:
+                kept = tuple(g for g in operation.guards if g.id != guard_id)
+                each = tuple(g for g in operation.each if g.id != guard_id)
+                found = (kept, each) != (operation.guards, operation.each)
+                operation = _replace(operation, guards=kept, each=each)
+            changed.append(operation)
+        if not found:
+            raise LookupError(f"{command.__name__} has no guard {guard_id}")
+        return Kernel(changed)
+
+    def guards(self) -> Iterator[tuple[type, Guard]]:
+        """Every guard of every operation, in order: what the mutation tests remove one by one."""
+        for operation in self.operations:
+            for guard in (*operation.guards, *operation.each):
+                yield operation.command, guard
+
+    def decide(self, snapshot: Snapshot, command: Any, candidates: Sequence[Task] = ()) -> Decision:
+        """The answer, what to write, and what to journal beside it.
+
+        `candidates` are what the store's scan offered to claim_next, best first; each meets the
+        guards of a claim, and is passed over in silence where one refuses it.
+        """
+        operation, mask = self._by_command[type(command)]
+        context = _context(snapshot, command)
+        for guard in operation.guards:
+            answer = guard.check(context)
+            if answer is not None:
+                return _answered(context, operation, answer)
+        proof = _prove(operation.door, mask)
+        if operation.each:
+            return _claim_next(context, operation, WriteSet(proof, context.pool.name, context.pool.epoch), candidates)
+        decision = operation.act(context, proof)
+        answer = decision.answer
+        if type(answer) is Refusal or type(answer) is Problem:
+            return Decision(answer, decision.writes, (*decision.log, *_journal(context, operation, answer)))
+        return decision
+
+    def need(self, command: Any, snapshot: Snapshot, keys: Keys) -> None:
+        """Add to `keys` what deciding `command` reads, as far as the records seen so far show it.
+
+        Call again after each load until nothing new comes: a commit's successors, say, are known only
+        once the task is.
+        """
+        kind = type(command)
+        if kind is k.ClaimNext:
+            keys.pools.add(command.pool)
+            keys.requests.add(command.request_id)
+            request = snapshot.requests.get(command.request_id)
+            if request is not None:
+                keys.tasks.update(entry[0] for entry in request.answer.get("claims", ()))
+            return
+        if isinstance(command, k.PoolCommand | k.CreatePool):
+            keys.pools.add(command.pool)
+            keys.requests.add(command.request_id)
+            return
+        if kind is k.Submit:
+            _need_tasks(command.tasks, keys)
+            return
+        claim: Any = getattr(command, "claim", None)
+        task_id: str = claim.task_id if claim is not None else command.task_id
+        keys.tasks.add(task_id)
+        if kind is not k.Commit:
+            keys.requests.add(command.request_id)
+        task = snapshot.tasks.get(task_id)
+        if task is None:
+            return
+        keys.pools.add(task.pool)
+        if kind is k.Commit:
+            _need_commit(command, task, snapshot, keys)
+        elif kind is k.Cancel:
+            _need_tree(task_id, snapshot, keys)
+        elif kind is k.Claim:
+            request = snapshot.requests.get(command.request_id)
+            if request is not None:
+                keys.tasks.update(entry[0] for entry in request.answer.get("claims", ()))
+        elif kind is k.Discard:
+            keys.staged.add(task_id)
+        elif kind is k.Stage or kind is k.Usage:
+            if claim.generation != task.claim_generation or claim.attempt_id != task.attempt_id:
+                keys.starts.add((task_id, claim.generation))
+
+
+def _need_tasks(new: Sequence[k.NewTask], keys: Keys) -> None:
+    for task in new:
+        keys.tasks.add(task.task_id)
+        keys.pools.add(task.pool)
+    keys.tasks.update(parents_of(new))
+
+
+def _need_commit(command: k.Commit, task: Task, snapshot: Snapshot, keys: Keys) -> None:
+    task_id = task.task_id
+    if task.result_commit_id is not None:
+        keys.results.add(task_id)
+        return
+    if command.content is None:
+        keys.staged.add(task_id)
+    if task.deps_total:
+        keys.parents.add(task_id)
+        keys.results.update(snapshot.parents.get(task_id, ()))
+    if task.successors:
+        keys.children.add(task_id)
+        keys.tasks.update(snapshot.children.get(task_id, ()))
+    if command.spawn:
+        _need_tasks(command.spawn, keys)
+
+
+def _need_tree(task_id: str, snapshot: Snapshot, keys: Keys) -> None:
+    waiting = [task_id]
+    seen = {task_id}
+    while waiting:
+        found = waiting.pop()
+        task = snapshot.tasks.get(found)
+        if task is None or not task.successors:
+            continue
+        keys.children.add(found)
+        for child in snapshot.children.get(found, ()):
+            keys.tasks.add(child)
+            known = snapshot.tasks.get(child)
+            if known is not None and known.cancel_with_parent and child not in seen:
+                seen.add(child)
+                waiting.append(child)
+
+
+def _context(snapshot: Snapshot, command: Any) -> Context:
+    kind = type(command)
+    if kind is k.ClaimNext or isinstance(command, k.PoolCommand | k.CreatePool):
+        return Context(snapshot, command, snapshot.pools.get(command.pool), None)
+    if kind is k.Submit:
+        return Context(snapshot, command, None, None)
+    claim = getattr(command, "claim", None)
+    task = snapshot.tasks.get(claim.task_id if claim is not None else command.task_id)
+    return Context(snapshot, command, snapshot.pools.get(task.pool) if task is not None else None, task)
+
+
+def _answered(context: Context, operation: Operation, answer: Any) -> Decision:
+    if type(answer) is not Decision:
+        return Decision(answer, None, _journal(context, operation, answer))
+    if type(answer.answer) is Refusal:
+        return Decision(answer.answer, answer.writes, (*answer.log, *_journal(context, operation, answer.answer)))
+    return answer
+
+
+def _journal(context: Context, operation: Operation, answer: Any) -> tuple[Any, ...]:
+    if type(answer) is Problem:
+        return ()  # a wrong call is the caller's to see; it is no event of the pool
+    entry = refusal_entry(context, operation.door, answer)
+    if answer.alarm:
+        return (entry, _replace(entry, kind="alarm"))
+    return (entry,)
+
+
+def _claim_next(context: Context, operation: Operation, writes: WriteSet, candidates: Sequence[Task]) -> Decision:
+    command = context.command
+    granted: list[Task] = []
+    for task in candidates:
+        if len(granted) == len(command.attempt_ids):
+            break
+        context.task = task
+        if all(guard.check(context) is None for guard in operation.each):
+            after = tasks.grant(context, writes, command.attempt_ids[len(granted)])
+            if after is not None:
+                granted.append(after)
+    if granted:
+        claims = [[task.task_id, task.claim_generation, task.attempt_id] for task in granted]
+        remember(context, writes, "claim", command.owner_id, {"claims": claims})
+    return Decision(Granted(tuple(granted)), writes if writes.tasks else None)
+
+
+__all__ = ["OPERATIONS", "Granted", "Kernel", "mask_of"]

@@ -1,0 +1,222 @@
+"""Records of claim.v1, section 2, as values. Times are microseconds on the store's clock.
+
+Field order is column order: a store builds a record from a row by position.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+PROTOCOL = 1
+
+
+class State(enum.IntEnum):
+    """Task states. READY and CLAIMED come first so that one partial index holds what is alive."""
+
+    READY = 1
+    CLAIMED = 2
+    BLOCKED = 3
+    PARKED = 4
+    CANCELLED = 5
+    COMMITTED = 6
+
+
+class End(enum.IntEnum):
+    """How an attempt ended. NONE: it has not, or the task was never claimed."""
+
+    NONE = 0
+    COMMITTED = 1
+    EXPIRED = 2
+    RELEASED = 3
+    FAILED = 4
+    CANCELLED = 5
+    SUPERSEDED = 6
+
+
+class StagedState(enum.IntEnum):
+    STAGED = 1
+    COMMITTED = 2
+    DISCARDED = 3
+
+
+class Content(msgspec.Struct, frozen=True):
+    """A body: encoded JSON, or raw bytes (`binary`). `digest` covers the value, not the spelling."""
+
+    data: bytes
+    digest: str
+    binary: bool = False
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A pool's policy. Durations are seconds."""
+
+    max_ttl: float = 3600.0
+    max_claim_age: float = 86400.0
+    max_attempts: int = 5
+    backoff_base: float = 2.0
+    backoff_max: float = 300.0
+    backoff_jitter: float = 0.2
+    reclaim_grace: float = 0.0
+    retention: float = 30 * 86400.0
+
+
+class Pool(msgspec.Struct, frozen=True):
+    name: str
+    state_version: int = 1
+    epoch: int = 1
+    intake_open: bool = True
+    stage: str = "ENFORCED"
+    min_protocol: int = 1
+    policy: Policy = Policy()
+
+
+class Task(msgspec.Struct, frozen=True, gc=False):
+    """The unit that is claimed, and the point of linearization of everything about it."""
+
+    task_id: str
+    pool: str
+    queue: str
+    kind: str
+    graph_id: str | None
+    node_id: str
+    revision: int
+    input_digest: str
+    submitted_digest: str
+    state: int
+    state_version: int
+    scheduler_epoch: int  # of the latest claim; 0: never claimed
+    claim_generation: int
+    attempt_id: str | None  # of the latest claim; stays after it ended
+    owner_id: str | None
+    claimed_at: int | None
+    lease_expires_at: int | None  # None unless CLAIMED
+    cancel_generation: int
+    result_commit_id: str | None
+    priority: int
+    available_at: int
+    ready_at: int | None  # first time this revision was READY
+    charged_attempts: int
+    max_attempts: int
+    deps_total: int
+    deps_remaining: int
+    successors: int  # tasks that name this one as a parent; moves the version, so that a commit cannot miss one
+    checkpoint_number: int  # newest of the latest attempt
+    checkpoint_generation: int  # generation that wrote the newest checkpoint of this revision; 0: none
+    end: int  # End of the latest attempt
+    cancel_with_parent: bool  # the graph's on_failure: cancel
+    park_reason: str | None
+    created_at: int
+    pruned_to_version: int = 0
+    trace_context: str | None = None
+
+
+class Dependency(msgspec.Struct, frozen=True):
+    task_id: str
+    parent_id: str
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """The newest accepted checkpoint of the task's current revision; one a task."""
+
+    task_id: str
+    revision: int
+    generation: int
+    number: int
+    content: Content
+
+
+class Staged(msgspec.Struct, frozen=True):
+    """A staged result: the isolated area. Keyed by (task, generation, digest)."""
+
+    task_id: str
+    generation: int
+    attempt_id: str
+    content: Content
+    state: int
+    staged_at: int
+
+
+class ResultCommit(msgspec.Struct, frozen=True):
+    """The canonical result: at most one a task, ever. `content` is None where it was staged beforehand."""
+
+    task_id: str
+    result_commit_id: str
+    revision: int
+    attempt_id: str
+    generation: int
+    result_digest: str
+    commit_digest: str
+    parents: tuple[str, ...]  # result commits of the tasks it depended on
+    committed_at: int
+    content: Content | None
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a request id was used for: kept ten minutes. `answer` is the kernel's own memory of what it said."""
+
+    request_id: str
+    owner: str  # owner, attempt or person: who may hear the answer again
+    door: str
+    at: int
+    answer: Any
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """One accepted change of one task record, keyed (task_id, state_version).
+
+    Presented equals current here, so the numbers stand once, with the mask of the comparisons made.
+    """
+
+    task_id: str
+    state_version: int
+    at: int
+    door: str
+    name: str
+    epoch: int
+    generation: int
+    cancel_generation: int
+    revision: int
+    attempt_id: str | None
+    compared: int
+    state: int  # of the task, after it
+    detail: dict[str, Any] | None = None
+
+
+class LogEntry(msgspec.Struct, frozen=True):
+    """What changes no task record: refusals, replays, pool events, staging, usage, alarms. In order of time."""
+
+    kind: str
+    at: int
+    pool: str | None
+    task_id: str | None
+    door: str
+    outcome: str | None = None
+    reason: str | None = None
+    attempt: str | None = None  # short hash
+    generation: int | None = None
+    detail: dict[str, Any] | None = None
+    count: int = 1
+
+
+# The closed list of event names (journal of task records).
+EVENTS = (
+    "submitted",
+    "successor_added",
+    "attempt_started",
+    "attempt_renewed",
+    "checkpoint_saved",
+    "result_committed",
+    "attempt_ended",
+    "task_parked",
+    "parent_committed",
+    "task_cancelled",
+    "task_reopened",
+    "input_revised",
+    "staged_discarded",
+)
+
+# The closed list of log kinds.
+LOG_KINDS = ("refusal", "replay", "pool", "result_staged", "usage", "alarm", "prune")

@@ -1,0 +1,1 @@
+"""The coordinator and its loops: every command passes here, once."""

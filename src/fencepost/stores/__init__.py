@@ -1,0 +1,1 @@
+"""Stores: load, scan, compare-and-swap. They hold no rules."""

@@ -1,0 +1,170 @@
+"""The store protocol: what a store does, and all that it does (architecture: a store holds no rules).
+
+A *plan* is a generator that the coordinator writes: it yields `Load`, `Scan` and `Apply` requests and
+is sent their answers. A store runs it the way that is right for it: SQLite drives a whole plan inside
+one BEGIN IMMEDIATE transaction on its writer thread (what was read cannot have moved, nothing is lost
+to other processes); a server drives it step by step and loses compare-and-swaps, which the plan sees
+and answers by loading again. Rules are in the kernel in both cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from fencepost.kernel.records import (
+    Checkpoint,
+    Content,
+    Event,
+    LogEntry,
+    Pool,
+    ResultCommit,
+    Staged,
+    Task,
+)
+from fencepost.kernel.writes import Keys, Snapshot, WriteSet
+
+# What a request id is remembered for, and so the least that a store keeps a Request.
+REQUEST_RETENTION_US = 600 * 1_000_000
+
+
+class Load(msgspec.Struct):
+    """Read `keys` into `into` (which keeps what it has), and set `into.now`. Answer: None."""
+
+    keys: Keys
+    into: Snapshot
+
+
+class Scan(msgspec.Struct):
+    """Candidates in claim order: (priority, available_at, task_id). Answer: list[Task], at most `limit`.
+
+    `lapsed=False`: READY tasks with available_at <= now, of these queues and kinds (None: every kind).
+    `lapsed=True`: CLAIMED tasks whose lease ended at or before `now - grace_us`, or whose claim was
+    granted under an epoch below `epoch`. A store that has read the inputs on the way puts them into
+    `into.inputs`. Both are offers: the kernel decides.
+    """
+
+    pool: str
+    queues: tuple[str, ...] | None  # None: every queue (the expiry loop)
+    kinds: tuple[str, ...] | None
+    limit: int
+    into: Snapshot
+    lapsed: bool = False
+    epoch: int = 0
+    grace_us: int = 0
+
+
+class Apply(msgspec.Struct):
+    """Compare and write each set, atomically, independent of the others. Answer: list[bool], won or lost.
+
+    No record appears in two sets of one Apply. A set is compared on: its pool's epoch (where it names
+    one) under a lock that a raise conflicts with, and the state version of every task and pool that it
+    writes. `log` is appended whatever is won.
+    """
+
+    sets: Sequence[WriteSet]
+    log: Sequence[LogEntry] = ()
+
+
+Plan = Generator[Load | Scan | Apply, Any, Any]
+
+
+class StoreCapabilities(msgspec.Struct, frozen=True):
+    """What a store can and cannot do: declared, tested, no surprise."""
+
+    durable: bool  # survives the process
+    shared: bool  # several processes may open it at once
+    loses_swaps: bool  # Apply may answer False although the plan loaded just before
+
+
+class TaskFilter(msgspec.Struct, frozen=True):
+    pool: str | None = None
+    queue: str | None = None
+    kind: str | None = None
+    states: tuple[int, ...] = ()
+    parent: str | None = None
+
+
+class TaskHistory(msgspec.Struct):
+    """Everything stored about one task: what audit and `show` read."""
+
+    task: Task
+    events: list[Event]
+    input: tuple[int, Content] | None  # (revision, content)
+    parents: list[str]
+    children: list[str]
+    result: ResultCommit | None
+    staged: list[Staged]
+    checkpoint: Checkpoint | None
+
+
+class Numbered(msgspec.Struct, frozen=True):
+    """An event or log entry with the number by which a reader pages on. Numbers grow in order of commit."""
+
+    number: int
+    entry: Any
+
+
+class Store(Protocol):
+    """Every method may raise `Unavailable`. Nothing else is part of a store."""
+
+    capabilities: StoreCapabilities
+    url: str
+    store_id: str
+    namespace: str
+
+    async def run(self, plan: Plan) -> Any:
+        """Drive `plan` to its end and return its value.
+
+        When it returns, what `Apply` won is durable. Raises Unavailable when the store could not be
+        asked or when it is not known whether a commit happened; then nothing may be concluded.
+        """
+
+    async def version(self) -> int:
+        """A number that differs when anybody has written since it was last asked. Cheap: idle workers poll it."""
+
+    # read side: consistent for the one call, on connections that hold no transaction afterwards
+
+    async def clock(self) -> int: ...
+
+    async def pools(self) -> list[Pool]: ...
+
+    async def tasks(self, where: TaskFilter, after: str | None, limit: int) -> list[Task]:
+        """In order of task id, beyond `after`."""
+
+    async def history(self, task_id: str) -> TaskHistory | None: ...
+
+    async def histories(self, after: str | None, limit: int) -> list[TaskHistory]:
+        """Everything, in order of task id, beyond `after`: audit's pages."""
+
+    async def result(self, task_id: str) -> ResultCommit | None:
+        """With its content, also where that was staged beforehand (None only when it was pruned)."""
+
+    async def events(
+        self, after: int, limit: int, *, task_id: str | None = None, pool: str | None = None, names: Sequence[str] = ()
+    ) -> list[Numbered]:
+        """Journal entries of task records beyond number `after`, in order of commit."""
+
+    async def log(
+        self, after: int, limit: int, *, task_id: str | None = None, pool: str | None = None, kinds: Sequence[str] = ()
+    ) -> list[Numbered]: ...
+
+    async def counts(self) -> list[tuple[str, str, str, int, int]]:
+        """(pool, queue, kind, state, how many)."""
+
+    async def last_numbers(self) -> tuple[int, int]:
+        """The highest event number and log number so far: where a watcher starts."""
+
+    async def prune(self, before_us: int, limit: int) -> dict[str, int]:
+        """Remove bodies, events and log entries that ended before `before_us` (of at most `limit` tasks), and
+        request ids past their ten minutes. Never: task ids, digests, generations, result commits. How many of what."""
+
+    async def orphans(self) -> dict[str, int]:
+        """Rows whose task record is missing, by table: audit's question."""
+
+    async def diagnose(self) -> dict[str, Any]:
+        """For `doctor`: versions, file, journal mode, sizes, integrity."""
+
+    async def close(self) -> None: ...
