@@ -104,7 +104,6 @@ class SaveCheckpoint(ClaimCommand, kw_only=True, frozen=True):
 class Commit(ClaimCommand, kw_only=True, frozen=True):
     result_digest: str
     content: Content | None
-    commit_digest: str
     result_commit_id: str
     spawn: tuple[NewTask, ...] = ()
     usage: dict[str, float] | None = None

@@ -10,7 +10,7 @@ from fencepost.kernel.fence import Context
 from fencepost.kernel.operations import changed, end_attempt, event_of, write_task
 from fencepost.kernel.outcomes import Outcome, Problem, Reason, Refusal
 from fencepost.kernel.records import Dependency, End, State, Task
-from fencepost.kernel.writes import WriteSet
+from fencepost.kernel.writes import TaskWrite, WriteSet
 
 
 def _find_cycle(new: dict[str, NewTask]) -> str | None:
@@ -165,13 +165,7 @@ def _insert(
         writes.dependencies.append(Dependency(task.task_id, parent_id))
     proof = writes.proof
     writes.events.append(event_of(record, now, proof.door, "submitted", proof.compared))
-    writes.tasks.append(_insertion(record))
-
-
-def _insertion(record: Task) -> Any:
-    from fencepost.kernel.writes import TaskWrite
-
-    return TaskWrite(0, record, "insert")
+    writes.tasks.append(TaskWrite(0, record, "insert"))
 
 
 def _add_successors(c: Context, writes: WriteSet, parent: Task, count: int) -> None:

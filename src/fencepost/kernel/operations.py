@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from fencepost.kernel.digests import short_hash
 from fencepost.kernel.fence import Context, Guard
 from fencepost.kernel.outcomes import Outcome, Problem, Refusal
 from fencepost.kernel.records import End, Event, LogEntry, Request, State, Task
@@ -94,8 +95,6 @@ def end_attempt(writes: WriteSet, task: Task, now: int, end: End, *, state: int,
 
 def refusal_entry(c: Context, door: str, refusal: Refusal | Problem) -> LogEntry:
     """How a refusal is journalled: what was presented, and what stands. Attempt ids as short hashes only."""
-    from fencepost.kernel.digests import short_hash
-
     command, claim = c.command, c.claim
     presented: dict[str, Any] = {}
     epoch = getattr(command, "epoch", getattr(command, "expected_epoch", None))

@@ -30,7 +30,7 @@ from fencepost.kernel.operations import (
 from fencepost.kernel.outcomes import Outcome, Problem, Reason, Refusal
 from fencepost.kernel.records import End, LogEntry, Staged, StagedState, State
 from fencepost.kernel.tasks import lapsed, usage_entry
-from fencepost.kernel.writes import Decision, Proof, WriteSet
+from fencepost.kernel.writes import Decision, Proof, TaskWrite, WriteSet
 
 # submit -----------------------------------------------------------------------------------------
 
@@ -315,8 +315,6 @@ def _stage_act(c: Context, proof: Proof) -> Decision:
         )
     )
     # Staging moves no version, so that the store has to be told which state of the task it was decided on.
-    from fencepost.kernel.writes import TaskWrite
-
     writes.tasks.append(TaskWrite(task.state_version, task, "compare"))
     return Decision(Accepted(Outcome.STAGED, task, {"digest": content.digest, "state": state.name}), writes)
 

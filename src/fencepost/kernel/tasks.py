@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fencepost.kernel import commands as k
+from fencepost.kernel.digests import digest, digest_bytes, short_hash
 from fencepost.kernel.fence import (
     EPOCH,
     FENCE_HEAD,
@@ -252,12 +253,23 @@ def _checkpoint_act(c: Context, proof: Proof) -> Decision:
 # commit -----------------------------------------------------------------------------------------
 
 
+def commit_digest(command: k.Commit) -> str:
+    """Digest of [result digest, spawned tasks, statements]: what makes two commits the same commit."""
+    if not command.spawn:
+        return digest_bytes(b'["%b",[],[]]' % command.result_digest.encode())
+    spawned = [
+        [task.task_id, task.submitted_digest, task.queue, task.kind, task.priority, task.max_attempts]
+        for task in command.spawn
+    ]
+    return digest([command.result_digest, spawned, []])
+
+
 def _commit_replay(c: Context) -> Any:
     """A repeat by the attempt whose commit has this very digest is answered from the record, before the fence."""
     if c.task.state != State.COMMITTED:
         return None
     result = c.snapshot.results.get(c.task.task_id)
-    if result is None or result.attempt_id != c.claim.attempt_id or result.commit_digest != c.command.commit_digest:
+    if result is None or result.attempt_id != c.claim.attempt_id or result.commit_digest != commit_digest(c.command):
         return None
     return Decision(
         Accepted(Outcome.COMMITTED, c.task, {"result": result}, changed=False),
@@ -297,7 +309,7 @@ def _commit_act(c: Context, proof: Proof) -> Decision:
         task.attempt_id or "",
         task.claim_generation,
         command.result_digest,
-        command.commit_digest,
+        commit_digest(command),
         parents,
         now,
         command.content,
@@ -330,8 +342,6 @@ def _commit_act(c: Context, proof: Proof) -> Decision:
 def usage_entry(
     c: Context, task: Task, usage: dict[str, float], generation: int | None = None, attempt: str | None = None
 ) -> LogEntry:
-    from fencepost.kernel.digests import short_hash
-
     return LogEntry(
         "usage",
         c.now,
