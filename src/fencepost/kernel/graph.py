@@ -169,12 +169,19 @@ def _insert(
 
 
 def _add_successors(c: Context, writes: WriteSet, parent: Task, count: int) -> None:
-    after = changed(parent, successors=parent.successors + count)
+    # A commit may release a task and spawn a successor of it at once: one record, one write, one change on the other.
+    for position, written in enumerate(writes.tasks):
+        if written.task.task_id == parent.task_id:
+            after = changed(written.task, successors=written.task.successors + count)
+            writes.tasks[position] = TaskWrite(written.expected_version, after, "any")
+            break
+    else:
+        after = changed(parent, successors=parent.successors + count)
+        write_task(writes, parent, after)
     proof = writes.proof
     writes.events.append(
         event_of(after, c.now, proof.door, "successor_added", proof.compared, {"successors": after.successors})
     )
-    write_task(writes, parent, after)
 
 
 def release_successors(c: Context, writes: WriteSet, parent: Task) -> None:
