@@ -206,11 +206,12 @@ def refuse_epoch(presented: int, current: int) -> Refusal:
 
 
 def _epoch(c: Context) -> Any:
-    if c.command.epoch != c.pool.epoch:
-        return refuse_epoch(c.command.epoch, c.pool.epoch)
-    # A claim carries its pool: one whose task has moved belongs to a domain that is over for it.
+    # A claim carries its pool: one whose task has moved belongs to a domain that is over for it, whatever the numbers
+    # of the new one are. So it is never REWOUND.
     if c.claim is not None and c.claim.pool != c.task.pool:
         return Refusal(Outcome.FENCED, Reason.EPOCH, {"epoch": c.pool.epoch, "pool": c.task.pool})
+    if c.command.epoch != c.pool.epoch:
+        return refuse_epoch(c.command.epoch, c.pool.epoch)
     return None
 
 
