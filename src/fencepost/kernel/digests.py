@@ -102,7 +102,7 @@ def encode(value: Any, field: str = "value", max_bytes: int = MAX_CONTENT_BYTES)
     data = _encode(plain)
     if len(data) > max_bytes:
         raise InvalidRequest(field, f"{len(data)} bytes is over the limit of {max_bytes}")
-    canonical = _encode_sorted(plain) if shape.plain else rfc8785.dumps(plain)
+    canonical = _encode_sorted(plain) if shape.plain else _rfc8785(plain)
     return Content(data, "sha256:" + _sha256(canonical).hexdigest())
 
 
@@ -111,7 +111,25 @@ def canonical(value: Any, field: str = "value") -> bytes:
     plain = to_plain(value, field)
     shape = _Shape(field)
     shape.walk(plain, 0)
-    return _encode_sorted(plain) if shape.plain else rfc8785.dumps(plain)
+    return _encode_sorted(plain) if shape.plain else _rfc8785(plain)
+
+
+def _rfc8785(plain: Any) -> bytes:
+    try:
+        return rfc8785.dumps(plain)
+    except rfc8785.IntegerDomainError:
+        # It stops at 2^53 - 1; ±2^53 itself is within the limits, and an exact double.
+        return rfc8785.dumps(_widest_as_floats(plain))
+
+
+def _widest_as_floats(value: Any) -> Any:
+    if type(value) is int and (value == MAX_INTEGER or value == -MAX_INTEGER):
+        return float(value)
+    if type(value) is dict:
+        return {key: _widest_as_floats(item) for key, item in value.items()}
+    if type(value) is list or type(value) is tuple:
+        return [_widest_as_floats(item) for item in value]
+    return value
 
 
 def digest(value: Any, field: str = "value") -> str:
