@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, NoReturn, Protocol
 
 import msgspec
+import uuid_utils
 
 from fencepost.kernel.outcomes import Outcome, Reason
 
@@ -32,7 +33,18 @@ __all__ = [
     "Result",
     "Submitted",
     "TaskView",
+    "new_id",
 ]
+
+
+def new_id() -> str:
+    """A random id, new each time: request ids, result commit ids, generated task ids (UUIDv7)."""
+    return str(uuid_utils.uuid7())
+
+
+def new_attempt_id() -> str:
+    """An attempt id: all of it random, so that nobody can compute one from a task and a generation."""
+    return str(uuid_utils.uuid4())
 
 
 class NewTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

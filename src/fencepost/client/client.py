@@ -1,0 +1,387 @@
+"""`Client`: the contract's operations for one caller, over any `Backend`.
+
+Refusals are answers (`Refused`), wrong calls and unreachable stores are exceptions. No method sends a
+changing call twice by itself: after `Unavailable`, ask again with the same `request_id`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from fencepost.client import requests as r
+from fencepost.client.people import PeopleDoors
+from fencepost.errors import InvalidRequest
+from fencepost.kernel import commands as k
+from fencepost.kernel.digests import encode
+from fencepost.wire import (
+    AttemptView,
+    Backend,
+    Claim,
+    Committed,
+    Done,
+    EventView,
+    NewTask,
+    Outcome,
+    Page,
+    Refused,
+    Renewed,
+    Result,
+    Submitted,
+    TaskView,
+    new_attempt_id,
+    new_id,
+)
+
+if TYPE_CHECKING:
+    from fencepost.client.attempt import Attempt
+
+
+class Client(PeopleDoors):
+    """Presents, per pool, the epoch that it learnt when it connected, until `adopt_epoch`.
+
+    A raise therefore refuses a running client on every door that compares an epoch, whatever it does
+    next; only an explicit `adopt_epoch` goes on. Reading stays open. One event loop owns a client.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        url: str,
+        reopen: Callable[[], Awaitable[Backend]],
+        epochs: dict[str, int],
+        given: int | Mapping[str, int] | None = None,
+    ) -> None:
+        self.url = url
+        self.backend = backend
+        self._reopen = reopen
+        self._epochs = epochs
+        self._given = given
+
+    @property
+    def store_id(self) -> str:
+        return self.backend.store_id
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Finish what was asked, then let go of the store. Further calls raise Unavailable."""
+        await self.backend.close()
+
+    async def clone(self) -> Client:
+        """The same store opened again, for another thread or loop; presents the same epochs as this client."""
+        return Client(await self._reopen(), url=self.url, reopen=self._reopen, epochs=self._epochs, given=self._given)
+
+    def start_maintenance(self, interval: float = 1.0) -> None:
+        """Take back lapsed claims and prune, in the background, where the store lives in this process."""
+        start = getattr(self.backend, "start_maintenance", None)
+        if start is not None:
+            start(interval)
+
+    # epochs -------------------------------------------------------------------------------------
+
+    async def epoch(self, pool: str = "default") -> int | None:
+        """The epoch that this client presents for `pool`; learnt once, None for a pool that does not exist."""
+        known = self._epochs.get(pool)
+        if known is None:
+            await self._learn()
+            known = self._epochs.get(pool)
+        return known
+
+    async def _learn(self) -> None:
+        for view in await self.backend.pools():
+            if view.name not in self._epochs:
+                self._epochs[view.name] = self._given_epoch(view.name, view.epoch)
+
+    def _given_epoch(self, pool: str, current: int) -> int:
+        if self._given is None:
+            return current
+        if isinstance(self._given, Mapping):
+            return self._given.get(pool, current)
+        return self._given
+
+    async def adopt_epoch(self, pool: str = "default", epoch: int | None = None) -> int:
+        """From now on present `epoch` (None: the pool's current one). Says which. Claims of before stay fenced."""
+        if epoch is None:
+            epoch = (await self.pool(pool)).epoch  # type: ignore[union-attr]
+        self._epochs[k.check_id(pool, "pool")] = k.check_integer(epoch, "epoch", 0)
+        return epoch
+
+    async def _present(self, pool: str, epoch: int | None = None) -> int | None:
+        if epoch is not None:
+            return epoch
+        known = self._epochs.get(pool)
+        return known if known is not None else await self.epoch(pool)
+
+    # submit -------------------------------------------------------------------------------------
+
+    async def submit(self, task: NewTask, *, request_id: str | None = None) -> Submitted | Refused:
+        """Add one task. The same submission again gives the standing task (`created` False).
+
+        Refused: NOT_FOUND (pool), PROTOCOL, CONFLICT (the id stands for something else). Raises InvalidRequest.
+        """
+        found = await self.submit_many([task], request_id=request_id)
+        return found if isinstance(found, Refused) else found[0]
+
+    async def submit_many(
+        self, tasks: Sequence[NewTask], *, request_id: str | None = None
+    ) -> list[Submitted] | Refused:
+        """Add up to 10 000 tasks, all or nothing; parents may stand in the same batch, in any order."""
+        if len(tasks) > k.MAX_BATCH:
+            raise InvalidRequest("tasks", f"at most {k.MAX_BATCH} in a batch, got {len(tasks)}")
+        made = tuple(r.new_task(task, f"tasks[{position}]") for position, task in enumerate(tasks))
+        return await self.backend.submit(k.Submit(request_id=request_id or new_id(), tasks=made))
+
+    # claims -------------------------------------------------------------------------------------
+
+    async def claim(
+        self,
+        task_id: str,
+        *,
+        expected_state_version: int,
+        owner: str,
+        ttl: float = k.DEFAULT_TTL,
+        epoch: int | None = None,
+        request_id: str | None = None,
+    ) -> Claim | Refused:
+        """Claim this very task, if it still stands at `expected_state_version`.
+
+        Refused, in order: NOT_FOUND, PROTOCOL, FENCED/EPOCH, ENDED (this request id's claim is over),
+        INTAKE_CLOSED, CONFLICT, CANCELLED or NOT_CLAIMABLE, HELD. `ttl` in seconds, at most the pool's max_ttl.
+        """
+        pool = await self._pool_of(k.check_id(task_id, "task_id")) if epoch is None else "default"
+        command = k.Claim(
+            request_id=request_id or new_id(),
+            task_id=task_id,
+            expected_state_version=expected_state_version,
+            epoch=await self._present(pool, epoch),
+            owner_id=owner,
+            ttl_us=r.ttl_us(ttl),
+            attempt_id=new_attempt_id(),
+        )
+        return await self.backend.ask(command)  # type: ignore[no-any-return]
+
+    async def claim_next(
+        self,
+        *,
+        owner: str,
+        queues: Sequence[str] = ("default",),
+        kinds: Sequence[str] | None = None,
+        pool: str = "default",
+        ttl: float = k.DEFAULT_TTL,
+        limit: int = 1,
+        wait: float = 0.0,
+        epoch: int | None = None,
+        request_id: str | None = None,
+    ) -> list[Claim] | Refused:
+        """Claim up to `limit` of the best tasks of these queues (and kinds; None: any). Empty: there is none.
+
+        Waits up to `wait` seconds for one. Order: priority (smaller first), available_at, task id. Tasks whose
+        lease ran out are taken back in passing. Refused, in order: NOT_FOUND (pool), PROTOCOL, FENCED/EPOCH,
+        ENDED, INTAKE_CLOSED.
+        """
+        k.check_integer(limit, "limit", 1, k.MAX_BATCH)
+        command = k.ClaimNext(
+            request_id=request_id or new_id(),
+            pool=k.check_id(pool, "pool"),
+            queues=r.names(queues, "queues"),
+            kinds=r.names(kinds, "kinds") if kinds is not None else None,
+            epoch=await self._present(pool, epoch),
+            owner_id=owner,
+            ttl_us=r.ttl_us(ttl),
+            attempt_ids=(new_attempt_id(),) if limit == 1 else tuple(new_attempt_id() for _ in range(limit)),
+        )
+        return await self.backend.claim_next(command, k.check_seconds(wait, "wait") / 1_000_000 if wait else 0.0)
+
+    def hold(self, claim: Claim, *, ttl: float | None = None) -> AbstractAsyncContextManager[Attempt]:
+        """`async with client.hold(claim) as attempt:` renews in the background and cancels the body when fenced.
+
+        The body commits, releases or fails through the client; if it raises, or ends without, the claim is released.
+        """
+        from fencepost.client.attempt import hold
+
+        return hold(self, claim, ttl=ttl)
+
+    async def renew(
+        self, claim: Claim, ttl: float | None = None, *, request_id: str | None = None
+    ) -> Renewed | Refused:
+        """Move the lease's end to `ttl` seconds (default: the claim's own) from the store's now; never earlier
+        than it stood, never beyond max_claim_age (then EXHAUSTED). Refused: the fence, in order."""
+        return await self.backend.ask(await self._renewal(claim, ttl, request_id))  # type: ignore[no-any-return]
+
+    async def renew_many(
+        self, claims: Sequence[Claim], ttl: float | None = None, *, request_ids: Sequence[str] | None = None
+    ) -> list[Renewed | Refused | BaseException]:
+        """Renew each, in one call. An answer per claim, in order; a failure of one stands in its place."""
+        ids = request_ids if request_ids is not None else [new_id() for _ in claims]
+        commands = [await self._renewal(claim, ttl, ids[position]) for position, claim in enumerate(claims)]
+        return await self.backend.ask_many(commands)
+
+    async def _renewal(self, claim: Claim, ttl: float | None, request_id: str | None) -> k.Renew:
+        return k.Renew(
+            request_id=request_id or new_id(),
+            epoch=await self._present(claim.pool),
+            claim=r.presented(claim),
+            ttl_us=r.ttl_us(claim.ttl if ttl is None else ttl),
+        )
+
+    async def checkpoint(
+        self, claim: Claim, data: Any, *, number: int, request_id: str | None = None
+    ) -> Done | Refused:
+        """Keep `data` (JSON or bytes, at most 1 MiB) for a successor. Numbers start at 1 in each attempt and only
+        grow: not above the newest is CONFLICT. Refused before that: the fence, in order."""
+        command = k.SaveCheckpoint(
+            request_id=request_id or new_id(),
+            epoch=await self._present(claim.pool),
+            claim=r.presented(claim),
+            number=number,
+            content=encode(data, "checkpoint"),
+        )
+        return await self.backend.ask(command)  # type: ignore[no-any-return]
+
+    async def stage(self, claim: Claim, content: Any, *, request_id: str | None = None) -> str | Refused:
+        """Keep a result in the isolated area; gives its digest for `commit`. No fence: a late attempt may stage
+        too (kept, DISCARDED at once), and nothing of it becomes canonical by that. Refused: NOT_FOUND."""
+        made = encode(content, "content")
+        answer = await self.backend.ask(
+            k.Stage(request_id=request_id or new_id(), claim=r.presented(claim), content=made)
+        )
+        return answer if isinstance(answer, Refused) else made.digest
+
+    async def usage(self, claim: Claim, *, request_id: str | None = None, **numbers: float) -> Done | Refused:
+        """Report what an attempt cost (seconds, tokens, usd, …); also for one that lost."""
+        command = k.Usage(
+            request_id=request_id or new_id(), claim=r.presented(claim), usage=k.check_usage(dict(numbers))
+        )
+        return await self.backend.ask(command)  # type: ignore[no-any-return]
+
+    async def commit(
+        self,
+        claim: Claim,
+        result: Any = None,
+        *,
+        result_digest: str | None = None,
+        spawn: Sequence[NewTask] = (),
+        usage: Mapping[str, float] | None = None,
+        request_id: str | None = None,
+    ) -> Committed | Refused:
+        """Make `result` (or the staged result with `result_digest`) canonical, release the successors and insert
+        `spawn`, in one transaction.
+
+        Refused: NOT_FOUND, PROTOCOL, FENCED, CANCELLED, STALE_INPUT, ENDED. The same commit by the same attempt
+        again is COMMITTED with `replayed`. Raises NotStaged, Unsettled, SpawnConflict, InvalidRequest, Unavailable.
+        """
+        content = None
+        if result_digest is None:
+            content = encode(result, "result")
+            result_digest = content.digest
+        elif result is not None:
+            raise InvalidRequest("result_digest", "give the result or the digest of a staged one, not both")
+        command = k.Commit(
+            request_id=request_id or new_id(),
+            epoch=self._epochs.get(claim.pool) or await self._present(claim.pool),
+            claim=r.presented(claim),
+            result_digest=result_digest,
+            content=content,
+            result_commit_id=new_id(),
+            spawn=tuple(r.new_task(task, f"spawn[{position}]") for position, task in enumerate(spawn)),
+            usage=k.check_usage(dict(usage)) if usage else None,
+        )
+        return await self.backend.ask(command)  # type: ignore[no-any-return]
+
+    async def release(self, claim: Claim, *, delay: float = 0.0, request_id: str | None = None) -> Done | Refused:
+        """Give the task back, claimable again after `delay` seconds; nothing is charged. Refused: the fence."""
+        command = k.Release(
+            request_id=request_id or new_id(),
+            epoch=await self._present(claim.pool),
+            claim=r.presented(claim),
+            delay_us=k.check_seconds(delay, "delay"),
+        )
+        return await self.backend.ask(command)  # type: ignore[no-any-return]
+
+    async def fail(
+        self,
+        claim: Claim,
+        error: str,
+        *,
+        retry: bool = True,
+        usage: Mapping[str, float] | None = None,
+        request_id: str | None = None,
+    ) -> Done | Refused:
+        """End the attempt as FAILED, charged. The task is READY again after a backoff, or PARKED when its attempts
+        are used up or `retry` is False. `error` is kept up to 16 KiB. Refused: the fence."""
+        if not isinstance(error, str):
+            raise InvalidRequest("error", f"must be text, got {type(error).__name__}")
+        command = k.Fail(
+            request_id=request_id or new_id(),
+            epoch=await self._present(claim.pool),
+            claim=r.presented(claim),
+            error=k.cut_error(error),
+            retry=retry,
+            jitter=random.uniform(-1.0, 1.0),
+            usage=k.check_usage(dict(usage)) if usage else None,
+        )
+        return await self.backend.ask(command)  # type: ignore[no-any-return]
+
+    # reading ------------------------------------------------------------------------------------
+
+    async def result(self, task_id: str, wait: float | None = None) -> Result | Refused:
+        """The canonical result. Waits up to `wait` seconds for it. Refused: NOT_FOUND, NOT_COMMITTED (reason: the
+        task's state)."""
+        seconds = k.check_seconds(wait, "wait") / 1_000_000 if wait is not None else None
+        return await self.backend.result(task_id, seconds)
+
+    async def task(self, task_id: str) -> TaskView | Refused:
+        view = await self.backend.task(task_id)
+        return view if view is not None else Refused(Outcome.NOT_FOUND, "TASK", {}, "task", task_id)
+
+    async def tasks(
+        self,
+        *,
+        pool: str | None = None,
+        queue: str | None = None,
+        kind: str | None = None,
+        state: str | Sequence[str] | None = None,
+        parent: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page:
+        """A page of TaskViews in order of task id; go on with `cursor=page.next_cursor`."""
+        where = {"pool": pool, "queue": queue, "kind": kind, "state": state, "parent": parent}
+        return await self.backend.tasks(
+            {key: value for key, value in where.items() if value is not None}, cursor, limit
+        )
+
+    async def attempts(self, task_id: str) -> list[AttemptView]:
+        """Every attempt that the journal knows of this task, oldest first."""
+        return await self.backend.attempts(task_id)
+
+    async def events(
+        self,
+        *,
+        task_id: str | None = None,
+        pool: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+        names: Sequence[str] = (),
+    ) -> Page:
+        """A page of EventViews, accepted changes and log entries, in order of time."""
+        return await self.backend.events(task_id=task_id, pool=pool, cursor=cursor, limit=limit, names=names)
+
+    def watch(self, pool: str | None = None, *, cursor: str | None = None) -> AsyncIterator[EventView]:
+        """Events as they come, from now on or from `cursor`."""
+        return self.backend.watch(pool, cursor)
+
+    async def report(self, name: str, **arguments: Any) -> Any:
+        """Reports by name: status, audit, doctor, history, prune, maintain."""
+        return await self.backend.report(name, **arguments)

@@ -1,0 +1,74 @@
+"""`connect(url)`: a composition root. Finds a store by the URL's scheme, and imports it only then."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from urllib.parse import unquote, urlsplit
+
+from fencepost.client.client import Client
+from fencepost.errors import InvalidRequest
+from fencepost.stores.base import Store
+from fencepost.wire import Backend
+
+
+async def connect(url: str, *, epoch: int | Mapping[str, int] | None = None, create: bool = True) -> Client:
+    """A client for the store at `url`: `sqlite:///relative.db`, `sqlite:////absolute.db`, `memory://`.
+
+    The client presents, per pool, the epoch that it learns now, or `epoch` where it is given (a number for
+    every pool, or one by name), until `adopt_epoch`. `create=False` refuses to make a database.
+    Raises InvalidRequest (the URL), Unavailable and StoreRefused (the store, saying why).
+    """
+    opener = await _opener(url, create)
+    backend = await opener()
+    client = Client(backend, url=url, reopen=opener, epochs={}, given=epoch)
+    try:
+        await client._learn()
+    except BaseException:
+        await client.close()
+        raise
+    return client
+
+
+async def open_store(url: str, *, create: bool = True) -> Store:
+    """The bare store behind a URL, for tools that look after it (migrate, doctor)."""
+    parts = urlsplit(url)
+    if parts.scheme == "sqlite":
+        from fencepost.stores.sqlite import SQLiteStore
+
+        return await SQLiteStore.open(sqlite_path(url), url=url, create=create)
+    if parts.scheme == "memory":
+        from fencepost.stores.memory import MemoryStore
+
+        return MemoryStore()
+    raise InvalidRequest(
+        "url", f"no store for {parts.scheme or 'a missing scheme'!r}; there are sqlite:/// and memory://"
+    )
+
+
+def sqlite_path(url: str) -> str:
+    """`sqlite:///a.db` is relative to the current folder, `sqlite:////a.db` absolute."""
+    parts = urlsplit(url)
+    if parts.netloc or not parts.path.startswith("/") or len(parts.path) < 2:
+        raise InvalidRequest("url", "a SQLite URL has three slashes: sqlite:///file.db, or four for an absolute path")
+    if parts.query or parts.fragment:
+        raise InvalidRequest("url", "a SQLite URL takes no parameters")
+    return unquote(parts.path[1:])
+
+
+async def _opener(url: str, create: bool) -> Callable[[], Awaitable[Backend]]:
+    from fencepost.service.coordinator import Coordinator
+
+    if not isinstance(url, str):
+        raise InvalidRequest("url", f"must be text, got {type(url).__name__}")
+    if urlsplit(url).scheme == "memory":
+        store = await open_store(url)  # one store: threads and loops of this process share it
+
+        async def share() -> Backend:
+            return Coordinator(store)
+
+        return share
+
+    async def reopen() -> Backend:
+        return Coordinator(await open_store(url, create=create))
+
+    return reopen

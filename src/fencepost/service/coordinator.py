@@ -1,0 +1,430 @@
+"""The coordinator: every command passes here, once.
+
+What was asked while the last batch was under way is the next batch; there is no linger timer. A batch
+is one plan: load what the decisions read, let the kernel decide each command, apply what it wrote as
+compare-and-swap, decide again what lost. An acceptance is answered only after a won swap, a refusal
+only from records that this very plan has read.
+
+Order of one command's way: admission (is the call right in itself) → queue → plan → answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Generator, Sequence
+from typing import Any
+
+from fencepost.errors import InvalidRequest, Unavailable
+from fencepost.kernel import commands as k
+from fencepost.kernel.kernel import Kernel
+from fencepost.kernel.operations import Granted
+from fencepost.kernel.outcomes import Problem, Refusal
+from fencepost.kernel.records import LogEntry, State
+from fencepost.kernel.writes import Decision, Keys, Snapshot, WriteSet
+from fencepost.service import answers, queries
+from fencepost.service.admission import admit
+from fencepost.service.maintenance import Maintenance
+from fencepost.service.refusals import RefusalLog
+from fencepost.service.wakeups import Wakeups
+from fencepost.stores.base import Apply, Load, Scan, Store
+from fencepost.wire import AttemptView, Claim, EventView, Page, PoolView, Refused, Result, Submitted, TaskView, new_id
+
+MAX_BATCH = 512
+# A command that loses this many swaps in a row is given up as Unavailable: nothing was written by it.
+MAX_TRIES = 200
+# How many claims this process remembers having granted, to tell a rewound store from a liar.
+REMEMBERED_CLAIMS = 100_000
+
+
+class Operation:
+    """A queued command, and what became of it."""
+
+    __slots__ = ("command", "decision", "future", "quiet", "snapshot", "task_id", "tries")
+
+    def __init__(self, command: Any, future: asyncio.Future[None], quiet: bool) -> None:
+        self.command = command
+        self.future = future
+        self.quiet = quiet  # a loop's own look: its refusals are no events
+        self.decision: Decision | None = None
+        self.snapshot: Snapshot | None = None
+        claim = getattr(command, "claim", None)
+        self.task_id: str | None = claim.task_id if claim is not None else getattr(command, "task_id", None)
+        self.tries = 0
+
+
+class Coordinator:
+    """The `Backend` in this process. Not thread-safe: one event loop owns it; others open their own."""
+
+    def __init__(self, store: Store, *, kernel: Kernel | None = None) -> None:
+        self.store = store
+        self.store_id = store.store_id
+        self.kernel = kernel if kernel is not None else Kernel()
+        self._waiting: list[Operation] = []
+        self._lane: asyncio.Task[None] | None = None
+        self._closed = False
+        self._refusals = RefusalLog(store)
+        self._wakeups = Wakeups(store)
+        self._maintenance = Maintenance(self)
+        self._granted: dict[str, int] = {}  # attempt id → epoch
+        self._alarms: set[asyncio.Task[Any]] = set()
+
+    # asking -------------------------------------------------------------------------------------
+
+    async def decide(self, command: Any, *, quiet: bool = False) -> Operation:
+        """Queue one command and wait for its decision. Raises InvalidRequest (admission) and Unavailable."""
+        admit(command, self.store_id)
+        if self._closed:
+            raise Unavailable("this client is closed")
+        operation = Operation(command, asyncio.get_running_loop().create_future(), quiet)
+        self._waiting.append(operation)
+        if self._lane is None:
+            self._lane = asyncio.create_task(self._run_lane(), name="fencepost-lane")
+        await operation.future
+        return operation
+
+    async def ask(self, command: Any, *, quiet: bool = False) -> Any:
+        operation = await self.decide(command, quiet=quiet)
+        return self._answer(operation)
+
+    async def ask_many(self, commands: Sequence[Any], *, quiet: bool = False) -> list[Any]:
+        return await asyncio.gather(*(self.ask(c, quiet=quiet) for c in commands), return_exceptions=True)
+
+    async def submit(self, command: Any) -> list[Submitted] | Refused:
+        if not command.tasks:
+            return []
+        answer = (await self.decide(command)).decision.answer  # type: ignore[union-attr]
+        if isinstance(answer, Problem):
+            raise answers.problem(answer)
+        if isinstance(answer, Refusal):
+            return answers.refused(answer, "submit", answer.current.get("task_id"))
+        return [Submitted(answers.task_view(task), created) for task, created in answer.info["tasks"]]
+
+    async def claim_next(self, command: Any, wait: float = 0.0) -> list[Claim] | Refused:
+        found = await self.ask(command)
+        if wait <= 0 or isinstance(found, Refused) or found:
+            return found  # type: ignore[no-any-return]
+        async with self._wakeups.waiter(command.pool, command.queues, command.kinds, wait) as waiter:
+            while True:
+                # Asked again after registering, so that what came in between is not slept through.
+                found = await self.ask(command)
+                if isinstance(found, Refused) or found:
+                    waiter.pass_on()  # where there was one there may be more
+                    return found  # type: ignore[no-any-return]
+                if not await waiter.woken():
+                    return []
+
+    def _answer(self, operation: Operation) -> Any:
+        decision = operation.decision
+        assert decision is not None
+        answer = decision.answer
+        kind = type(answer)
+        if kind is Granted:
+            assert operation.snapshot is not None
+            claims = [answers.claim(task, operation.snapshot, self.store_id) for task in answer.tasks]
+            if type(operation.command) is k.Claim:
+                return claims[0]
+            return claims
+        door = _DOOR_OF[type(operation.command)]
+        if kind is Refusal:
+            return answers.refused(answer, door, operation.task_id)
+        if kind is Problem:
+            raise answers.problem(answer)
+        return answers.accepted(answer, door)
+
+    # batches ------------------------------------------------------------------------------------
+
+    async def _run_lane(self) -> None:
+        try:
+            while self._waiting:
+                batch = self._waiting[:MAX_BATCH]
+                del self._waiting[: len(batch)]
+                await self._run_batch(batch)
+        finally:
+            self._lane = None
+
+    async def _run_batch(self, batch: list[Operation]) -> None:
+        try:
+            await self.store.run(self._plan(batch))
+        except BaseException as error:
+            # Nothing may be concluded about any of them: a commit may or may not have happened.
+            failure = error if isinstance(error, Unavailable) else None
+            for operation in batch:
+                if not operation.future.done():
+                    operation.future.set_exception(failure or Unavailable(f"the store failed: {error!r}"))
+            if failure is None:
+                raise
+            return
+        for operation in batch:
+            decision = operation.decision
+            if not operation.future.done():
+                if decision is None:
+                    operation.future.set_exception(Unavailable("too contended: nothing was written; ask again"))
+                else:
+                    operation.future.set_result(None)
+            if decision is not None:
+                self._after(operation, decision)
+
+    def _after(self, operation: Operation, decision: Decision) -> None:
+        """What follows a decision outside its transaction: wake-ups, the refusals' journal, alarms."""
+        answer = decision.answer
+        writes = decision.writes
+        if writes is not None:
+            for write in writes.tasks:
+                if write.task.state == State.READY:
+                    self._wakeups.ready(write.task)
+        if type(answer) is Granted:
+            for task in answer.tasks:
+                self._granted[task.attempt_id] = task.scheduler_epoch  # type: ignore[index]
+            while len(self._granted) > REMEMBERED_CLAIMS:
+                del self._granted[next(iter(self._granted))]
+        if decision.log and not operation.quiet:
+            for entry in decision.log:
+                if entry.kind == "refusal":
+                    self._refusals.add(entry)
+        if type(answer) is Refusal and answer.alarm:
+            self._raise_alarm(operation, answer)
+
+    def _plan(self, batch: Sequence[Operation]) -> Generator[Load | Scan | Apply, Any, None]:
+        """Waves: no record is moved twice in one Apply, so what touches a moved record waits for the next."""
+        pending = list(batch)
+        log: list[LogEntry] = []
+        while pending:
+            snapshot = Snapshot()
+            candidates = yield from self._load(pending, snapshot)
+            deferred: list[Operation] = []
+            sets: list[WriteSet] = []
+            setters: list[Operation] = []
+            touched: set[Any] = set()
+            claims: list[Operation] = []
+            for operation in pending:
+                if operation.task_id in touched and operation.task_id is not None:
+                    deferred.append(operation)
+                    continue
+                offered: list[Any] = []
+                if type(operation.command) is k.ClaimNext:
+                    offered = [t for t in candidates.get(_lane_of(operation.command), ()) if t.task_id not in touched]
+                decision = self.kernel.decide(snapshot, operation.command, offered)
+                writes = decision.writes
+                if writes is not None:
+                    records = list(writes.records())
+                    if not touched.isdisjoint(records):
+                        touched.update(records)  # keeps the order of what follows it
+                        deferred.append(operation)
+                        continue
+                    touched.update(records)
+                    sets.append(writes)
+                    setters.append(operation)
+                elif _reads_moved(operation, touched):
+                    deferred.append(operation)
+                    continue
+                operation.decision = decision
+                operation.snapshot = snapshot
+                if type(decision.answer) is Granted and decision.answer.tasks:
+                    claims.append(operation)
+                if decision.log:
+                    log.extend(entry for entry in decision.log if entry.kind != "refusal")
+            if claims:
+                yield from self._load_for_claims(claims, snapshot)
+            if sets or log:
+                won = yield Apply(sets, log)
+                log = []
+                for operation, success in zip(setters, won, strict=True):
+                    if not success:
+                        operation.decision = None
+                        operation.tries += 1
+                        if operation.tries < MAX_TRIES:
+                            deferred.append(operation)
+            pending = deferred
+
+    def _load(
+        self, pending: Sequence[Operation], snapshot: Snapshot
+    ) -> Generator[Load | Scan | Apply, Any, dict[Any, list[Any]]]:
+        kernel = self.kernel
+        loaded = Keys()
+        while True:
+            keys = Keys()
+            for operation in pending:
+                kernel.need(operation.command, snapshot, keys)
+            missing = _subtract(keys, loaded)
+            if not missing:
+                break
+            yield Load(missing, snapshot)
+        wanted: dict[Any, int] = {}
+        for operation in pending:
+            command = operation.command
+            if type(command) is k.ClaimNext:
+                lane = _lane_of(command)
+                wanted[lane] = wanted.get(lane, 0) + len(command.attempt_ids)
+        found: dict[Any, list[Any]] = {}
+        for lane, limit in wanted.items():
+            pool_name, queues, kinds = lane
+            pool = snapshot.pools.get(pool_name)
+            if pool is None or not pool.intake_open:
+                continue
+            tasks = yield Scan(pool_name, queues, kinds, limit, snapshot)
+            if len(tasks) < limit:
+                grace = round(pool.policy.reclaim_grace * 1_000_000)
+                lapsed = yield Scan(
+                    pool_name,
+                    queues,
+                    kinds,
+                    limit - len(tasks),
+                    snapshot,
+                    lapsed=True,
+                    epoch=pool.epoch,
+                    grace_us=grace,
+                )
+                tasks = [*tasks, *lapsed]
+            found[lane] = tasks
+        return found
+
+    def _load_for_claims(
+        self, claims: Sequence[Operation], snapshot: Snapshot
+    ) -> Generator[Load | Scan | Apply, Any, None]:
+        """What a granted claim carries: its input, the last checkpoint, its parents' results."""
+        loaded = Keys()
+        while True:
+            keys = Keys()
+            for operation in claims:
+                assert operation.decision is not None
+                for task in operation.decision.answer.tasks:
+                    if task.task_id not in snapshot.inputs:
+                        keys.inputs.add(task.task_id)
+                    if task.checkpoint_generation:
+                        keys.checkpoints.add(task.task_id)
+                    if task.deps_total:
+                        keys.parents.add(task.task_id)
+                        keys.results.update(snapshot.parents.get(task.task_id, ()))
+            missing = _subtract(keys, loaded)
+            if not missing:
+                return
+            now = snapshot.now
+            yield Load(missing, snapshot)
+            snapshot.now = now
+
+    # alarms -------------------------------------------------------------------------------------
+
+    def _raise_alarm(self, operation: Operation, refusal: Refusal) -> None:
+        """The store may have gone back in time. Only a claim that this very process was granted proves it."""
+        claim = getattr(operation.command, "claim", None)
+        if claim is None or claim.attempt_id not in self._granted or self._closed:
+            return
+        snapshot = operation.snapshot
+        pool = snapshot.pools.get(claim.pool) if snapshot is not None else None
+        if pool is None or not pool.intake_open:
+            return
+        command = k.CloseIntake(
+            request_id=new_id(), pool=pool.name, expected_epoch=pool.epoch, who="alarm: store rewound"
+        )
+        task = asyncio.create_task(self.ask_many([command], quiet=True), name="fencepost-alarm")
+        self._alarms.add(task)
+        task.add_done_callback(self._alarms.discard)
+
+    # read side ----------------------------------------------------------------------------------
+
+    async def pools(self) -> list[PoolView]:
+        return [answers.pool_view(pool) for pool in await self.store.pools()]
+
+    async def task(self, task_id: str) -> TaskView | None:
+        return await queries.task(self.store, k.check_id(task_id, "task_id"))
+
+    async def tasks(self, where: dict[str, Any], cursor: str | None, limit: int) -> Page:
+        return await queries.tasks(self.store, where, cursor, limit)
+
+    async def attempts(self, task_id: str) -> list[AttemptView]:
+        return await queries.attempts(self.store, k.check_id(task_id, "task_id"))
+
+    async def events(
+        self, *, task_id: str | None, pool: str | None, cursor: str | None, limit: int, names: Sequence[str]
+    ) -> Page:
+        await self._refusals.flush()
+        return await queries.events(
+            self.store, task_id=task_id, pool=pool, cursor=cursor, limit=limit, names=tuple(names)
+        )
+
+    def watch(self, pool: str | None, cursor: str | None) -> AsyncIterator[EventView]:
+        return queries.watch(self.store, pool, cursor)
+
+    async def result(self, task_id: str, wait: float | None) -> Result | Refused:
+        k.check_id(task_id, "task_id")
+        found = await queries.result(self.store, task_id)
+        if not wait or isinstance(found, Result) or found.outcome == "NOT_FOUND":
+            return found
+        async with self._wakeups.waiter(None, (), None, wait) as waiter:
+            while True:
+                found = await queries.result(self.store, task_id)
+                if isinstance(found, Result) or not await waiter.woken():
+                    return found
+
+    async def report(self, name: str, **arguments: Any) -> Any:
+        """Reports by name: status, audit, doctor, history, prune, maintain."""
+        await self._refusals.flush()
+        if name == "status":
+            from fencepost.service.numbers import numbers
+
+            return await numbers(self.store, **arguments)
+        if name == "audit":
+            from fencepost.service.audit import audit
+
+            return await audit(self.store, **arguments)
+        if name == "history":
+            return await queries.history(self.store, **arguments)
+        if name == "doctor":
+            return {**await self.store.diagnose(), "clock": await self.store.clock(), "pools": await self.pools()}
+        if name == "prune":
+            return await self._maintenance.prune(**arguments)
+        if name == "maintain":
+            return await self._maintenance.round()
+        raise InvalidRequest("report", f"there is no report {name!r}")
+
+    def start_maintenance(self, interval: float = 1.0) -> None:
+        """Expire and prune from now on, in the background. Safe in any number of processes."""
+        self._maintenance.start(interval)
+
+    async def close(self) -> None:
+        """Finish what is queued, write the last refusals, close the store."""
+        if self._closed:
+            return
+        await self._maintenance.stop()
+        while self._lane is not None:
+            await asyncio.wait([self._lane])
+        self._closed = True
+        for task in list(self._alarms):
+            await asyncio.wait([task])
+        self._wakeups.close()
+        await self._refusals.close()
+        await self.store.close()
+
+
+def _lane_of(command: k.ClaimNext) -> tuple[str, tuple[str, ...], tuple[str, ...] | None]:
+    return (command.pool, command.queues, command.kinds)
+
+
+def _reads_moved(operation: Operation, touched: set[Any]) -> bool:
+    """A decision without writes (a refusal, a repeat, an empty claim) must not rest on a record that this
+    wave has moved before it."""
+    if not touched:
+        return False
+    command = operation.command
+    if isinstance(command, k.PoolCommand | k.CreatePool | k.ClaimNext) and ("pool", command.pool) in touched:
+        return True
+    if type(command) is k.Submit:
+        return any(task.task_id in touched or not touched.isdisjoint(task.depends_on) for task in command.tasks)
+    return False
+
+
+def _subtract(keys: Keys, loaded: Keys) -> Keys:
+    """What of `keys` is not in `loaded` yet; and count it as loaded."""
+    missing = Keys()
+    for name in Keys.__struct_fields__:
+        wanted: set[Any] = getattr(keys, name)
+        if wanted:
+            have: set[Any] = getattr(loaded, name)
+            new = wanted - have
+            if new:
+                setattr(missing, name, new)
+                have |= new
+    return missing
+
+
+_DOOR_OF: dict[type, str] = {operation.command: operation.door for operation in Kernel().operations}
