@@ -1,0 +1,147 @@
+"""One of the demo's worker processes: `python -m fencepost.demo.worker usual|fencepost NAME WHERE PARENT`.
+
+It reads documents until it is told to stop, and says on standard output what it does, one JSON line each. On standard
+input it takes orders: `go`, `stop`. When that pipe ends, whoever started it is gone, and so is it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+import fencepost
+from fencepost.demo import documents
+from fencepost.demo.documents import Document, Findings, Reading
+from fencepost.demo.processes import Line
+from fencepost.demo.usual_queue import UsualQueue
+
+LEASE = 2.5  # seconds; a document takes longer than that, so that it has to be renewed
+HEARTBEAT_AT = (30, 60)  # per cent of a document, for the usual queue: about every second, as the lease asks for
+ABANDONED = 3  # exit code of a worker whose demo is gone
+POLL = 0.05  # seconds between two looks for work, in the usual queue
+
+
+class Prompter:
+    """The pipe to the demo: what this worker says, and what it is told."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.gone = threading.Event()  # told to stop
+        self._may_start = threading.Event()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._listen, name="orders", daemon=True).start()
+
+    def _listen(self) -> None:
+        # Bare os.read: a buffered reader that a daemon thread waits in would make the interpreter's own exit fail.
+        while orders := os.read(0, 1_024):
+            for order in orders.split():
+                if order == b"go":
+                    self._may_start.set()
+                elif order == b"stop":
+                    self.gone.set()
+                    os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(0 if self.gone.is_set() else ABANDONED)
+
+    def say(self, did: str, task: str = "", attempt: int = 0, percent: int = 0, **detail: Any) -> None:
+        line = msgspec.json.encode(Line(self.name, did, task, attempt, percent, detail))
+        with self._lock:
+            sys.stdout.buffer.write(line + b"\n")
+            sys.stdout.buffer.flush()
+
+    def wait_for_go(self) -> None:
+        self.say("ready")
+        self._may_start.wait()
+
+
+def work_on_the_usual_queue(prompter: Prompter, where: str) -> None:
+    queue = UsualQueue(where)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # `gone` is looked at between two documents
+    prompter.wait_for_go()
+    while not prompter.gone.is_set():
+        job = queue.claim(prompter.name, LEASE)
+        if job is None:
+            prompter.gone.wait(POLL)
+            continue
+        job_id, payload, attempt = job
+        prompter.say("claimed", job_id, attempt)
+        reading = Reading(msgspec.convert(payload, Document))
+        for percent, seconds in reading.pieces():
+            time.sleep(seconds)
+            prompter.say("read", job_id, attempt, percent)
+            if percent in HEARTBEAT_AT and not queue.heartbeat(job_id, prompter.name, LEASE):
+                prompter.say("gave up", job_id, attempt)
+                break
+        else:
+            queue.complete(job_id, documents.plain(reading.findings(prompter.name)))
+            prompter.say("finished", job_id, attempt, answer="accepted")
+
+
+async def work_on_fencepost(prompter: Prompter, where: str) -> None:
+    app = fencepost.App()
+    client = await fencepost.connect(where)
+
+    async def read(attempt: fencepost.Attempt, document: Document) -> Findings:
+        claim = attempt.claim
+        prompter.say("claimed", claim.task_id, claim.generation)
+        reading = Reading(document)
+        for percent, seconds in reading.pieces():
+            await asyncio.sleep(seconds)
+            prompter.say("read", claim.task_id, claim.generation, percent)
+        return reading.findings(prompter.name)
+
+    @app.task("read", ttl=LEASE)
+    async def insist(attempt: fencepost.Attempt, document: Document) -> Findings:
+        """Reads; and when the worker withdraws the task, finishes all the same and commits by hand.
+
+        The shipped worker cancels a handler whose lease is over. A handler that ignores this is what every queue has
+        to fear: code that hangs in a library, a thread that nobody can end, a machine that slept.
+        """
+        work = asyncio.ensure_future(read(attempt, document))
+        try:
+            return await asyncio.shield(work)
+        except BaseException:
+            findings = await work
+            answer = await client.commit(attempt.claim, documents.plain(findings))
+            prompter.say(
+                "insisted",
+                attempt.claim.task_id,
+                attempt.claim.generation,
+                answer=str(answer.outcome),
+                reason=str(answer.reason),
+                current=getattr(answer, "current", {}),
+            )
+            raise
+
+    prompter.wait_for_go()
+    async with client:
+        await fencepost.Worker(client, app, owner=prompter.name, concurrency=1).run()
+
+
+def die_with(parent: int) -> None:
+    """Linux: be killed when the parent ends, even while stopped. Elsewhere the end of the pipe does it when awake."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the call above
+            os._exit(ABANDONED)
+
+
+def main(kind: str, name: str, where: str, parent: str) -> None:
+    die_with(int(parent))
+    prompter = Prompter(name)
+    if kind == "usual":
+        work_on_the_usual_queue(prompter, where)
+    else:
+        asyncio.run(work_on_fencepost(prompter, where))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
