@@ -1,0 +1,191 @@
+"""Records as rows: what a record's fields look like in a database's columns, and back.
+
+Columns stand in the order of the fields (a task is its row), JSON columns hold text, contents are bytes
+beside their digest. Nothing here knows a rule, or which database it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from fencepost.kernel.records import (
+    Checkpoint,
+    Content,
+    Event,
+    LogEntry,
+    Policy,
+    Pool,
+    Request,
+    ResultCommit,
+    Staged,
+    Task,
+)
+
+Row = Sequence[Any]
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+_decode_policy = msgspec.json.Decoder(Policy).decode
+
+TASK_COLUMNS: tuple[str, ...] = Task.__struct_fields__
+EVENT_COLUMNS: tuple[str, ...] = Event.__struct_fields__
+LOG_COLUMNS: tuple[str, ...] = LogEntry.__struct_fields__
+REQUEST_COLUMNS = ("request_id", "owner", "door", "at", "answer")
+POOL_COLUMNS: tuple[str, ...] = Pool.__struct_fields__
+RESULT_COLUMNS = (
+    "task_id",
+    "result_commit_id",
+    "revision",
+    "attempt_id",
+    "generation",
+    "result_digest",
+    "commit_digest",
+    "parents",
+    "committed_at",
+    "data",
+    "content_digest",
+    "is_binary",
+)
+STAGED_COLUMNS = ("task_id", "generation", "digest", "attempt_id", "data", "is_binary", "state", "staged_at")
+CHECKPOINT_COLUMNS = ("task_id", "revision", "generation", "number", "data", "digest", "is_binary")
+INPUT_COLUMNS = ("task_id", "revision", "data", "digest", "is_binary")
+
+
+def json_text(value: Any) -> str:
+    return _encode(value).decode()
+
+
+def columns_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """A function from a record to the tuple of these fields."""
+    return attrgetter(*names)
+
+
+task_row = columns_of(TASK_COLUMNS)
+_event_start = columns_of(EVENT_COLUMNS[:-1])
+
+
+def task(row: Row) -> Task:
+    return Task(*row)
+
+
+def event_row(number: int, event: Event) -> tuple[Any, ...]:
+    detail = event.detail
+    return (number, *_event_start(event), None if detail is None else _encode(detail).decode())
+
+
+def event(row: Row) -> Event:
+    """From EVENT_COLUMNS, without the number."""
+    detail = row[-1]
+    return Event(*(*row[:-1], None if detail is None else _decode(detail)))
+
+
+def log_row(number: int, entry: LogEntry) -> tuple[Any, ...]:
+    detail = entry.detail
+    return (
+        number,
+        entry.kind,
+        entry.at,
+        entry.pool,
+        entry.task_id,
+        entry.door,
+        entry.outcome,
+        entry.reason,
+        entry.attempt,
+        entry.generation,
+        None if detail is None else _encode(detail).decode(),
+        entry.count,
+    )
+
+
+def log_entry(row: Row) -> LogEntry:
+    """From LOG_COLUMNS, without the number."""
+    detail = row[9]
+    return LogEntry(*(*row[:9], None if detail is None else _decode(detail), row[10]))
+
+
+def pool_row(pool: Pool) -> tuple[Any, ...]:
+    return (
+        pool.name,
+        pool.state_version,
+        pool.epoch,
+        int(pool.intake_open),
+        pool.stage,
+        pool.min_protocol,
+        json_text(pool.policy),
+    )
+
+
+def pool(row: Row) -> Pool:
+    return Pool(row[0], row[1], row[2], bool(row[3]), row[4], row[5], _decode_policy(row[6]))
+
+
+def request_row(request: Request) -> tuple[Any, ...]:
+    return (request.request_id, request.owner, request.door, request.at, _encode(request.answer).decode())
+
+
+def request(row: Row) -> Request:
+    return Request(row[0], row[1], row[2], row[3], _decode(row[4]))
+
+
+def content(data: bytes, digest: str, is_binary: int) -> Content:
+    return Content(data, digest, is_binary != 0)
+
+
+def input_row(task_id: str, revision: int, content: Content) -> tuple[Any, ...]:
+    return (task_id, revision, content.data, content.digest, int(content.binary))
+
+
+def checkpoint_row(found: Checkpoint) -> tuple[Any, ...]:
+    body = found.content
+    return (found.task_id, found.revision, found.generation, found.number, body.data, body.digest, int(body.binary))
+
+
+def checkpoint(row: Row) -> Checkpoint:
+    return Checkpoint(row[0], row[1], row[2], row[3], content(row[4], row[5], row[6]))
+
+
+def staged_row(found: Staged) -> tuple[Any, ...]:
+    body = found.content
+    return (
+        found.task_id,
+        found.generation,
+        body.digest,
+        found.attempt_id,
+        body.data,
+        int(body.binary),
+        found.state,
+        found.staged_at,
+    )
+
+
+def staged(row: Row) -> Staged:
+    return Staged(row[0], row[1], row[3], content(row[4], row[2], row[5]), row[6], row[7])
+
+
+def result_row(found: ResultCommit) -> tuple[Any, ...]:
+    body = found.content
+    return (
+        found.task_id,
+        found.result_commit_id,
+        found.revision,
+        found.attempt_id,
+        found.generation,
+        found.result_digest,
+        found.commit_digest,
+        "[]" if not found.parents else _encode(found.parents).decode(),
+        found.committed_at,
+        None if body is None else body.data,
+        None if body is None or body.digest == found.result_digest else body.digest,
+        0 if body is None else int(body.binary),
+    )
+
+
+def result(row: Row) -> ResultCommit:
+    data = row[9]
+    parents = () if row[7] == "[]" else tuple(_decode(row[7]))
+    body = None if data is None else content(data, row[10] or row[5], row[11])
+    return ResultCommit(*(*row[:7], parents, row[8], body))

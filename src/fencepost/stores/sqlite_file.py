@@ -1,0 +1,223 @@
+"""The database file: whether it may be opened, the connection to it, and what its errors mean to a caller.
+
+A file is refused, each with its own message, when its folder is missing, when it is a folder, cannot be
+written, is no fencepost database, or lies on a file system that several hosts can mount: there WAL's shared
+memory is not shared, and the database ends up malformed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+
+import apsw
+
+from fencepost.clock import elapsed
+from fencepost.errors import Inconsistent, StoreRefused, Unavailable
+
+# How long a call waits for somebody else's transaction before it is Unavailable, in seconds.
+BUSY_WAIT = 15.0
+# The longest sleep between two looks at a lock. Random, so that many processes on one file take turns.
+BUSY_NAP = 0.010
+
+APPLICATION_ID = int.from_bytes(b"FNCP", "big")
+MAGIC = b"SQLite format 3\x00"
+
+# By name, as the kernel names them. Any FUSE file system counts as shared unless it is listed as local.
+_SHARED = """
+nfs nfs3 nfs4 cifs smb smb2 smb3 smbfs virtiofs 9p afs afpfs ceph glusterfs lustre gfs gfs2 ocfs2 ncpfs coda
+beegfs beegfs_nodev gpfs pvfs2 orangefs panfs vboxsf prl_fs vmhgfs fakeowner osxfs webdav davfs drvfs
+"""
+_LOCAL_FUSE = """
+fuseblk fuse.fuse-overlayfs fuse.bindfs fuse.gocryptfs fuse.encfs fuse.cryfs fuse.ntfs-3g fuse.exfat
+"""
+SHARED_FILE_SYSTEMS = frozenset(_SHARED.split())
+LOCAL_FUSE = frozenset(_LOCAL_FUSE.split())
+
+
+def locate(path: str | os.PathLike[str]) -> str:
+    """The absolute path without symbolic links: the name by which the file is opened and watched."""
+    return os.path.realpath(os.fspath(path))
+
+
+FileSystemOf = Callable[[str], str | None]
+
+
+def file_system_of(path: str) -> str | None:
+    """The name of the file system that `path` lies on; None where it cannot be found out."""
+    look = {"linux": _linux_file_system, "darwin": _darwin_file_system}.get(sys.platform)
+    return None if look is None else look(path)
+
+
+def _linux_file_system(path: str) -> str | None:
+    best, name = "", None
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+            for line in mounts:
+                left, _, right = line.partition(" - ")
+                point = left.split(" ")[4]
+                for octal, sign in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+                    point = point.replace(octal, sign)
+                inside = point == "/" or path == point or path.startswith(point + "/")
+                if inside and len(point) >= len(best):  # of two mounts on one point the later one is on top
+                    best, name = point, right.split(" ")[0]
+    except OSError:
+        return None
+    return name
+
+
+def _darwin_file_system(path: str) -> str | None:
+    statfs = getattr(ctypes.CDLL(None), "statfs$INODE64", None) or ctypes.CDLL(None).statfs
+    found = ctypes.create_string_buffer(4096)
+    if statfs(os.fsencode(path), found) != 0:
+        return None
+    return found.raw[72:88].split(b"\0")[0].decode("ascii", "replace")  # f_fstypename
+
+
+def is_shared(name: str | None) -> bool:
+    if name is None:
+        return False
+    return name in SHARED_FILE_SYSTEMS or (name.startswith("fuse") and name not in LOCAL_FUSE)
+
+
+def check_path(path: str, create: bool, of: FileSystemOf | None = None) -> None:
+    """Raises StoreRefused with the reason why `path` cannot be a store; says nothing about its schema."""
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise StoreRefused(f"the folder {folder} does not exist; create it first")
+    if os.path.isdir(path):
+        raise StoreRefused(f"{path} is a folder; name a file in it")
+    there = os.path.exists(path)
+    if not there and not create:
+        raise StoreRefused(f"there is no database at {path}")
+    if there and not os.path.isfile(path):
+        raise StoreRefused(f"{path} is not a regular file")
+    name = (of or file_system_of)(path if there else folder)
+    if is_shared(name):
+        raise StoreRefused(
+            f"{path} lies on {name}, a network or shared file system: SQLite's WAL is not safe there and the "
+            "database would end up malformed; move it to a local disk"
+        )
+    if there and not os.access(path, os.R_OK | os.W_OK):
+        raise StoreRefused(f"{path} cannot be written by this user")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StoreRefused(
+            f"the folder {folder} cannot be written by this user: SQLite keeps its journal beside the file"
+        )
+    if there:
+        with open(path, "rb") as file:
+            head = file.read(len(MAGIC))
+        if head and head != MAGIC:
+            raise StoreRefused(f"{path} is no fencepost database (it is not a SQLite file); it was left as it is")
+        if not head and not create:
+            raise StoreRefused(f"{path} is empty; it is not a database yet")
+
+
+class Patience:
+    """A busy handler: naps at random until `wait` seconds have passed since the lock was first met."""
+
+    def __init__(self, wait: float) -> None:
+        self.wait = wait
+        self._until = 0.0
+
+    def __call__(self, calls: int) -> bool:
+        if calls == 0:
+            self._until = elapsed() + self.wait
+        elif elapsed() >= self._until:
+            return False
+        time.sleep(random.uniform(0.0002, min(BUSY_NAP, 0.001 * (calls + 1))))
+        return True
+
+
+def connect(path: str, *, wait: float = BUSY_WAIT, reader: bool = False) -> apsw.Connection:
+    """A connection with this store's settings. The file must have been checked."""
+    flags = apsw.SQLITE_OPEN_READWRITE | (0 if reader else apsw.SQLITE_OPEN_CREATE) | apsw.SQLITE_OPEN_NOFOLLOW
+    con = apsw.Connection(path, flags=flags, statementcachesize=200)
+    try:
+        con.set_busy_handler(Patience(wait))
+        _use_wal(con, wait)
+        con.execute("PRAGMA synchronous = FULL")
+        con.execute(f"PRAGMA cache_size = {-262144 if not reader else -32768}")
+        con.wal_autocheckpoint(4000)
+        # A bound for the file that stays behind after a burst; the WAL itself is bounded by the checkpoints.
+        con.execute("PRAGMA journal_size_limit = 67108864")
+        if reader:
+            con.execute("PRAGMA query_only = 1")
+    except BaseException:
+        con.close()
+        raise
+    return con
+
+
+def _use_wal(con: apsw.Connection, wait: float) -> None:
+    """Switching a new file to WAL takes an exclusive lock, for which SQLite asks no busy handler."""
+    until = elapsed() + wait
+    while True:
+        try:
+            mode = con.execute("PRAGMA journal_mode = WAL").get
+        except apsw.BusyError:
+            if elapsed() >= until:
+                raise
+            time.sleep(random.uniform(0.001, BUSY_NAP))
+            continue
+        if mode != "wal":
+            raise StoreRefused(f"this file cannot be kept in WAL mode (SQLite answers {mode!r})")
+        return
+
+
+class FileWatch:
+    """Notices that the file, or its WAL, was replaced or removed underneath an open connection.
+
+    SQLite would go on writing into a file that nobody finds any more.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._paths = (path, path + "-wal")
+        self._opened = tuple(map(self._identity, self._paths))
+
+    @staticmethod
+    def _identity(path: str) -> tuple[int, int]:
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            raise Unavailable(f"{path} was removed while it was open; nothing was written; connect again") from None
+        except OSError as error:
+            raise Unavailable(f"{path} cannot be reached any more: {error.strerror}") from None
+        return (found.st_dev, found.st_ino)
+
+    def check(self) -> None:
+        for path, opened in zip(self._paths, self._opened, strict=True):
+            if self._identity(path) != opened:
+                raise Unavailable(f"{path} was replaced while it was open; nothing was written; connect again")
+
+
+def translate(error: apsw.Error, path: str) -> Exception:
+    """What a caller is told: Unavailable, or Inconsistent where the database refuses what must fit."""
+    if isinstance(error, apsw.BusyError | apsw.LockedError | apsw.ProtocolError):
+        text = f"{path} is locked by another process and did not become free in time"
+    elif isinstance(error, apsw.FullError):
+        text = f"the disk (or the quota) is full: {path} could not be written"
+    elif isinstance(error, apsw.CorruptError):
+        text = f"{path} is damaged (database disk image is malformed); restore it from a backup; it was not touched"
+    elif isinstance(error, apsw.NotADBError):
+        text = f"{path} is no database any more; restore it from a backup; it was not touched"
+    elif isinstance(error, apsw.ReadOnlyError):
+        text = f"{path} cannot be written (read-only)"
+    elif isinstance(error, apsw.IOError):
+        text = f"reading or writing {path} failed: {error}"
+    elif isinstance(error, apsw.CantOpenError):
+        text = f"{path} cannot be opened: {error}"
+    elif isinstance(error, apsw.ConstraintError | apsw.MismatchError):
+        return Inconsistent(f"{path} refuses a row that must fit ({error}); run fencepost audit")
+    else:
+        text = f"{path}: SQLite answered {type(error).__name__}: {error}"
+    return Unavailable(text)
+
+
+def is_damage(error: apsw.Error) -> bool:
+    return isinstance(error, apsw.CorruptError | apsw.NotADBError)

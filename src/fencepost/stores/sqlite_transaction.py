@@ -1,0 +1,358 @@
+"""One write transaction of the SQLite store: a plan's Load, Scan and Apply, answered on the writer thread.
+
+BEGIN IMMEDIATE holds the only write lock of the file, so nothing that was read inside can move before
+COMMIT: versions and epochs are compared in Python against what this transaction has read, and the
+statements compare the version once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import apsw
+
+from fencepost.errors import Inconsistent
+from fencepost.kernel.records import Content, Event, LogEntry, Pool, StagedState, Task
+from fencepost.kernel.writes import FAMILIES, Keys, Snapshot, WriteSet
+from fencepost.stores import codec
+from fencepost.stores.base import REQUEST_RETENTION_US, Scan
+from fencepost.stores.sqlite_ready import ready_rows
+
+# Request ids are looked up in as many buckets as their retention can span.
+BUCKET_US = 300 * 1_000_000
+BUCKETS = -(-REQUEST_RETENTION_US // BUCKET_US) + 1
+
+
+def listed(columns: Iterable[str], of: str = "") -> str:
+    return ", ".join(f'{of}"{name}"' for name in columns)
+
+
+def _insert(table: str, columns: Sequence[str], tail: str = "") -> str:
+    return f"INSERT INTO {table} ({listed(columns)}) VALUES ({', '.join('?' * len(columns))}) {tail}"
+
+
+def _upsert(table: str, columns: Sequence[str], key: str) -> str:
+    changes = ", ".join(f'"{name}" = excluded."{name}"' for name in columns if name != key)
+    return _insert(table, columns, f"ON CONFLICT ({key}) DO UPDATE SET {changes}")
+
+
+def _update_task(columns: Sequence[str]) -> str:
+    changes = ", ".join(f'"{name}" = ?' for name in columns)
+    return f"UPDATE task SET {changes} WHERE task_id = ? AND state_version = ?"
+
+
+class _Family:
+    """The statement of one TaskWrite.family, and the row that it takes."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.sql = _update_task(columns)
+        self.row: Callable[[Task], tuple[Any, ...]] = attrgetter(*columns, "task_id")
+
+
+_FAMILIES = {name: _Family(columns) for name, columns in FAMILIES.items()}
+_FAMILIES["any"] = _Family(codec.TASK_COLUMNS[1:])
+
+_TASK = listed(codec.TASK_COLUMNS, "t.")
+_EVENT = listed(codec.EVENT_COLUMNS)
+_STAGED = listed(codec.STAGED_COLUMNS)
+
+INSERT_TASK = _insert("task", codec.TASK_COLUMNS)
+INSERT_EVENT = _insert("event", ("number", *codec.EVENT_COLUMNS))
+INSERT_LOG = _insert("log", ("number", *codec.LOG_COLUMNS))
+INSERT_RESULT = _insert("result", codec.RESULT_COLUMNS)
+# The first answer under a request id stays the answer.
+INSERT_REQUEST = _insert("request", ("bucket", *codec.REQUEST_COLUMNS), "ON CONFLICT DO NOTHING")
+INSERT_STAGED = _insert("staged", codec.STAGED_COLUMNS, "ON CONFLICT DO NOTHING")
+INSERT_DEPENDENCY = _insert("dependency", ("task_id", "parent_id", "position"))
+PUT_INPUT = _upsert("input", codec.INPUT_COLUMNS, "task_id")
+PUT_CHECKPOINT = _upsert("checkpoint", codec.CHECKPOINT_COLUMNS, "task_id")
+INSERT_POOL = _insert("pool", codec.POOL_COLUMNS)
+_POOL_CHANGES = ", ".join(f"{name} = ?" for name in codec.POOL_COLUMNS[1:])
+UPDATE_POOL = f"UPDATE pool SET {_POOL_CHANGES} WHERE name = ? AND state_version = ?"
+DISCARD_ATTEMPT = (
+    f"UPDATE staged SET state = {int(StagedState.DISCARDED)} "
+    f"WHERE task_id = ? AND generation = ? AND state = {int(StagedState.STAGED)}"
+)
+DISCARD_RIVALS = (
+    f"UPDATE staged SET state = CASE WHEN generation = ? AND digest = ? THEN {int(StagedState.COMMITTED)} "
+    f"ELSE {int(StagedState.DISCARDED)} END WHERE task_id = ? AND state = {int(StagedState.STAGED)}"
+)
+
+# Chosen rows: the list drives, each of its members is one look-up by key.
+_CHOSEN = "FROM carray(?1) c CROSS JOIN"
+LOAD_TASK = f"SELECT {_TASK} FROM task t WHERE t.task_id = ?1"
+LOAD_TASKS = f"SELECT {_TASK} {_CHOSEN} task t ON t.task_id = c.value"
+LOAD_VERSIONS = f"SELECT t.task_id, t.state_version {_CHOSEN} task t ON t.task_id = c.value"
+LOAD_POOL = f"SELECT {listed(codec.POOL_COLUMNS)} FROM pool WHERE name = ?"
+LOAD_REQUESTS = (
+    f"SELECT {listed(codec.REQUEST_COLUMNS, 'r.')} {_CHOSEN} request r "
+    f"ON r.bucket IN ({', '.join(f'?{i + 2}' for i in range(BUCKETS))}) AND r.request_id = c.value "
+    f"WHERE r.at >= ?{BUCKETS + 2}"
+)
+LOAD_RESULTS = f"SELECT {listed(codec.RESULT_COLUMNS, 'r.')} {_CHOSEN} result r ON r.task_id = c.value"
+LOAD_INPUTS = f"SELECT i.task_id, i.data, i.digest, i.is_binary {_CHOSEN} input i ON i.task_id = c.value"
+LOAD_CHECKPOINTS = f"SELECT {listed(codec.CHECKPOINT_COLUMNS, 'p.')} {_CHOSEN} checkpoint p ON p.task_id = c.value"
+LOAD_STAGED = f"SELECT {_STAGED} FROM staged WHERE task_id = ? ORDER BY generation, staged_at, digest"
+LOAD_CHILDREN = "SELECT task_id FROM dependency WHERE parent_id = ? ORDER BY task_id"
+LOAD_PARENTS = "SELECT parent_id FROM dependency WHERE task_id = ? ORDER BY position"
+LOAD_START = (
+    f"SELECT {_EVENT} FROM event WHERE task_id = ? AND generation = ? AND name = 'attempt_started' "
+    "ORDER BY state_version LIMIT 1"
+)
+
+LAPSED = f"""
+SELECT {_TASK}, i.data, i.digest, i.is_binary
+FROM task t INDEXED BY task_live LEFT JOIN input i ON i.task_id = t.task_id
+WHERE t.pool = ?1 AND t.state = 2 AND t.state < 3 AND (t.lease_expires_at <= ?2 OR t.scheduler_epoch < ?3)
+{{queues}} {{kinds}}
+ORDER BY t.priority, t.available_at, t.task_id LIMIT ?4"""
+
+
+class Transaction:
+    """Begin, answer the plan's requests, commit or roll back. Used once, by the thread that owns `con`."""
+
+    def __init__(self, con: apsw.Connection, tick: Callable[[int], int]) -> None:
+        self.con = con
+        self._execute = con.execute
+        self._tick = tick
+        self.now = 0
+        self.wrote = False
+        self._number = 0
+        self._versions: dict[str, int] = {}  # of tasks, as this transaction has read or written them; 0: none
+        self._pools: dict[str, Pool | None] = {}
+
+    def begin(self) -> None:
+        self._execute("BEGIN IMMEDIATE")
+        stored, self._number = self._execute("SELECT at, number FROM clock WHERE id = 1").fetchone()  # type: ignore[misc]
+        self.now = self._tick(stored)
+
+    def commit(self) -> None:
+        if self.wrote:
+            self._execute("UPDATE clock SET at = ?, number = ? WHERE id = 1", (self.now, self._number))
+        self._execute("COMMIT")
+
+    def rollback(self) -> None:
+        if self.con.in_transaction:  # a full disk, say, has rolled back already
+            self._execute("ROLLBACK")
+
+    # load ---------------------------------------------------------------------------------------
+
+    def load(self, keys: Keys, into: Snapshot) -> None:
+        into.now = self.now
+        execute = self._execute
+        for name in keys.pools:
+            pool = self._pool(name)
+            if pool is not None:
+                into.pools[name] = pool
+        if keys.tasks:
+            self._load_tasks(keys.tasks, into.tasks)
+        if keys.requests:
+            bucket = self.now // BUCKET_US
+            buckets = [bucket - back for back in range(BUCKETS)]
+            chosen = apsw.carray(tuple(keys.requests))
+            for row in execute(LOAD_REQUESTS, (chosen, *buckets, self.now - REQUEST_RETENTION_US)):
+                into.requests[row[0]] = codec.request(row)
+        if keys.results:
+            for row in execute(LOAD_RESULTS, (apsw.carray(tuple(keys.results)),)):
+                into.results[row[0]] = codec.result(row)
+        if keys.inputs:
+            for row in execute(LOAD_INPUTS, (apsw.carray(tuple(keys.inputs)),)):
+                into.inputs[row[0]] = codec.content(row[1], row[2], row[3])
+        if keys.checkpoints:
+            for row in execute(LOAD_CHECKPOINTS, (apsw.carray(tuple(keys.checkpoints)),)):
+                into.checkpoints[row[0]] = codec.checkpoint(row)
+        for task_id in keys.staged:
+            into.staged[task_id] = [codec.staged(row) for row in execute(LOAD_STAGED, (task_id,))]
+        for task_id in keys.children:
+            into.children[task_id] = [row[0] for row in execute(LOAD_CHILDREN, (task_id,))]
+        for task_id in keys.parents:
+            into.parents[task_id] = [row[0] for row in execute(LOAD_PARENTS, (task_id,))]
+        for task_id, generation in keys.starts:
+            for row in execute(LOAD_START, (task_id, generation)):
+                into.starts[(task_id, generation)] = codec.event(row)
+
+    def _pool(self, name: str) -> Pool | None:
+        if name in self._pools:
+            return self._pools[name]
+        row = self._execute(LOAD_POOL, (name,)).fetchone()
+        pool = self._pools[name] = None if row is None else codec.pool(row)
+        return pool
+
+    def _load_tasks(self, wanted: set[str], into: dict[str, Task]) -> None:
+        versions = self._versions
+        if len(wanted) == 1:
+            rows = self._execute(LOAD_TASK, tuple(wanted))
+        else:
+            rows = self._execute(LOAD_TASKS, (apsw.carray(tuple(wanted)),))
+        found = 0
+        for row in rows:
+            task = Task(*row)
+            into[task.task_id] = task
+            versions[task.task_id] = task.state_version
+            found += 1
+        if found != len(wanted):
+            for task_id in wanted:
+                if task_id not in into:
+                    versions[task_id] = 0
+
+    # scan ---------------------------------------------------------------------------------------
+
+    def scan(self, step: Scan) -> list[Task]:
+        into, limit, queues, kinds = step.into, step.limit, step.queues, step.kinds
+        into.now = self.now
+        if limit <= 0 or queues == () or kinds == ():
+            return []
+        if step.lapsed:
+            rows = self._lapsed(step.pool, queues, kinds, limit, step.epoch, self.now - step.grace_us)
+        else:
+            rows = ready_rows(self._execute, step.pool, queues, kinds, limit, self.now)
+        found: list[Task] = []
+        inputs, versions = into.inputs, self._versions
+        for row in rows:
+            task = Task(*row[:-3])
+            task_id = task.task_id
+            versions[task_id] = task.state_version
+            data = row[-3]
+            if data is not None:
+                inputs[task_id] = Content(data, row[-2], row[-1] != 0)
+            found.append(task)
+        return found
+
+    def _lapsed(
+        self, pool: str, queues: Sequence[str] | None, kinds: Sequence[str] | None, limit: int, epoch: int, ended: int
+    ) -> Iterable[tuple[Any, ...]]:
+        values: list[Any] = [pool, ended, epoch, limit]
+        parts = {"queues": "", "kinds": ""}
+        for column, chosen in (("queue", queues), ("kind", kinds)):
+            if chosen is not None:
+                values.append(apsw.carray(tuple(chosen)))
+                parts[column + "s"] = f"AND t.{column} IN (SELECT value FROM carray(?{len(values)}))"
+        return self._execute(LAPSED.format(**parts), values)
+
+    # apply --------------------------------------------------------------------------------------
+
+    def apply(self, sets: Sequence[WriteSet], log: Sequence[LogEntry]) -> list[bool]:
+        self._read_unread(sets)
+        batch = _Batch()
+        won: list[bool] = []
+        for writes in sets:
+            standing = self._compare(writes)
+            won.append(standing)
+            if standing:
+                batch.add(writes)
+        batch.log.extend(log)
+        if True in won or log:
+            self.wrote = True
+            self._number = batch.write(self.con, self._number)
+        return won
+
+    def _read_unread(self, sets: Sequence[WriteSet]) -> None:
+        versions = self._versions
+        unread = {w.task.task_id for writes in sets for w in writes.tasks if w.task.task_id not in versions}
+        if unread:
+            versions.update(dict.fromkeys(unread, 0))
+            versions.update(self._execute(LOAD_VERSIONS, (apsw.carray(tuple(unread)),)))
+
+    def _compare(self, writes: WriteSet) -> bool:
+        """Whether everything stands as `writes` was decided on; then counts it as written."""
+        if writes.epoch is not None:
+            pool = self._pool(writes.pool)
+            if pool is None or pool.epoch != writes.epoch:
+                return False
+        versions = self._versions
+        for write in writes.tasks:
+            if versions[write.task.task_id] != write.expected_version:
+                return False
+        if writes.pool_write is not None:
+            expected, after = writes.pool_write
+            standing = self._pool(after.name)
+            if (0 if standing is None else standing.state_version) != expected:
+                return False
+            self._pools[after.name] = after
+        for write in writes.tasks:
+            versions[write.task.task_id] = write.task.state_version
+        return True
+
+
+class _Batch:
+    """The rows of many write sets, table by table: one pass over each table a batch."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, list[tuple[Any, ...]]] = {}
+        self.inserts: list[tuple[Any, ...]] = []
+        self.events: list[Event] = []
+        self.log: list[LogEntry] = []
+        self.rows: dict[str, list[tuple[Any, ...]]] = {}
+        self.pools: list[tuple[int, Pool]] = []
+
+    def add(self, writes: WriteSet) -> None:
+        for write in writes.tasks:
+            family = write.family
+            if family == "insert" or write.expected_version == 0:
+                self.inserts.append(codec.task_row(write.task))
+            elif family != "compare":
+                statement = _FAMILIES.get(family) or _FAMILIES["any"]
+                self.tasks.setdefault(statement.sql, []).append((*statement.row(write.task), write.expected_version))
+        self.events.extend(writes.events)
+        if writes.log:
+            self.log.extend(writes.log)
+        rows = self.rows
+        if writes.requests:
+            rows.setdefault(INSERT_REQUEST, []).extend(
+                (request.at // BUCKET_US, *codec.request_row(request)) for request in writes.requests
+            )
+        if writes.results:
+            rows.setdefault(INSERT_RESULT, []).extend(map(codec.result_row, writes.results))
+        if writes.inputs:
+            rows.setdefault(PUT_INPUT, []).extend(codec.input_row(*entry) for entry in writes.inputs)
+        if writes.dependencies:
+            rows.setdefault(INSERT_DEPENDENCY, []).extend(
+                (d.task_id, d.parent_id, position) for position, d in enumerate(writes.dependencies)
+            )
+        if writes.checkpoints:
+            rows.setdefault(PUT_CHECKPOINT, []).extend(map(codec.checkpoint_row, writes.checkpoints))
+        if writes.drop_checkpoints:
+            rows.setdefault("DELETE FROM checkpoint WHERE task_id = ?", []).extend(
+                (task_id,) for task_id in writes.drop_checkpoints
+            )
+        if writes.staged:
+            rows.setdefault(INSERT_STAGED, []).extend(map(codec.staged_row, writes.staged))
+        if writes.discard_attempts:
+            rows.setdefault(DISCARD_ATTEMPT, []).extend(writes.discard_attempts)
+        if writes.discard_rivals:
+            rows.setdefault(DISCARD_RIVALS, []).extend(
+                (generation, digest, task_id) for task_id, generation, digest in writes.discard_rivals
+            )
+        if writes.pool_write is not None:
+            self.pools.append(writes.pool_write)
+
+    def write(self, con: apsw.Connection, number: int) -> int:
+        """Write it all; the last number given to an event or log entry. Raises Inconsistent, never half a batch:
+        the transaction is then rolled back."""
+        many = con.executemany
+        before = con.total_changes()
+        expected = len(self.inserts) + len(self.pools)
+        for sql, rows in self.tasks.items():
+            many(sql, rows)
+            expected += len(rows)
+        if self.inserts:
+            many(INSERT_TASK, self.inserts)
+        for version, pool in self.pools:
+            row = codec.pool_row(pool)
+            if version == 0:
+                con.execute(INSERT_POOL, row)
+            else:
+                con.execute(UPDATE_POOL, (*row[1:], row[0], version))
+        if con.total_changes() - before != expected:
+            raise Inconsistent("a record moved inside a transaction that holds the write lock; run fencepost audit")
+        for sql, rows in self.rows.items():
+            many(sql, rows)
+        if self.events:
+            many(INSERT_EVENT, [codec.event_row(number + i, event) for i, event in enumerate(self.events, 1)])
+            number += len(self.events)
+        if self.log:
+            many(INSERT_LOG, [codec.log_row(number + i, entry) for i, entry in enumerate(self.log, 1)])
+            number += len(self.log)
+        return number
