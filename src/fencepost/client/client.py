@@ -38,6 +38,11 @@ from fencepost.wire import (
 
 if TYPE_CHECKING:
     from fencepost.client.attempt import Attempt
+    from fencepost.client.renewal import Lease, Renewal
+
+
+# Attempts whose checkpoint numbers a client remembers.
+REMEMBERED_ATTEMPTS = 10_000
 
 
 class Client(PeopleDoors):
@@ -61,6 +66,9 @@ class Client(PeopleDoors):
         self._reopen = reopen
         self._epochs = epochs
         self._given = given
+        self.leases: dict[str, Lease] = {}  # what this client keeps renewed (`hold`, `Worker`), by attempt id
+        self._keeper: Renewal | None = None
+        self._checkpoints: dict[str, int] = {}  # attempt id → the number that this client gave last
 
     @property
     def store_id(self) -> str:
@@ -76,11 +84,29 @@ class Client(PeopleDoors):
 
     async def close(self) -> None:
         """Finish what was asked, then let go of the store. Further calls raise Unavailable."""
+        if self._keeper is not None:
+            await self._keeper.stop()
         await self.backend.close()
 
     async def clone(self) -> Client:
         """The same store opened again, for another thread or loop; presents the same epochs as this client."""
         return Client(await self._reopen(), url=self.url, reopen=self._reopen, epochs=self._epochs, given=self._given)
+
+    async def renewal(self) -> Renewal:
+        """The thread that keeps this client's leases; started at the first call."""
+        if self._keeper is None:
+            from fencepost.client.renewal import Renewal
+
+            self._keeper = Renewal(self)
+        await self._keeper.start()
+        return self._keeper
+
+    async def _end(self, command: Any) -> Any:
+        """Ask for the end of a claim; no beat goes out meanwhile, where this client keeps its lease."""
+        lease = self.leases.get(command.claim.attempt_id)
+        if lease is None or self._keeper is None:
+            return await self.backend.ask(command)
+        return await self._keeper.ending(lease, self.backend.ask(command))
 
     def start_maintenance(self, interval: float = 1.0) -> None:
         """Take back lapsed claims and prune, in the background, where the store lives in this process."""
@@ -138,7 +164,7 @@ class Client(PeopleDoors):
     ) -> list[Submitted] | Refused:
         """Add up to 10 000 tasks, all or nothing; parents may stand in the same batch, in any order."""
         if len(tasks) > k.MAX_BATCH:
-            raise InvalidRequest("tasks", f"at most {k.MAX_BATCH} in a batch, got {len(tasks)}")
+            raise InvalidRequest("tasks", f"at most {k.MAX_BATCH} tasks in a batch, got {len(tasks)}")
         made = tuple(r.new_task(task, f"tasks[{position}]") for position, task in enumerate(tasks))
         return await self.backend.submit(k.Submit(request_id=request_id or new_id(), tasks=made))
 
@@ -236,18 +262,31 @@ class Client(PeopleDoors):
         )
 
     async def checkpoint(
-        self, claim: Claim, data: Any, *, number: int, request_id: str | None = None
+        self, claim: Claim, data: Any, *, number: int | None = None, request_id: str | None = None
     ) -> Done | Refused:
         """Keep `data` (JSON or bytes, at most 1 MiB) for a successor. Numbers start at 1 in each attempt and only
-        grow: not above the newest is CONFLICT. Refused before that: the fence, in order."""
+        grow: not above the newest is CONFLICT. Refused before that: the fence, in order.
+
+        Without `number` this client counts on from the last one that it knows of. To ask again after Unavailable,
+        give the number and the request id of the call whose answer was lost.
+        """
+        content = encode(data, "checkpoint")
+        if number is None:
+            number = self._checkpoints.get(claim.attempt_id, claim.checkpoint_number) + 1
         command = k.SaveCheckpoint(
             request_id=request_id or new_id(),
             epoch=await self._present(claim.pool),
             claim=r.presented(claim),
             number=number,
-            content=encode(data, "checkpoint"),
+            content=content,
         )
-        return await self.backend.ask(command)  # type: ignore[no-any-return]
+        self._checkpoints[claim.attempt_id] = number
+        while len(self._checkpoints) > REMEMBERED_ATTEMPTS:
+            del self._checkpoints[next(iter(self._checkpoints))]
+        answer = await self.backend.ask(command)
+        if isinstance(answer, Refused) and "checkpoint_number" in answer.current:
+            self._checkpoints[claim.attempt_id] = answer.current["checkpoint_number"]
+        return answer  # type: ignore[no-any-return]
 
     async def stage(self, claim: Claim, content: Any, *, request_id: str | None = None) -> str | Refused:
         """Keep a result in the isolated area; gives its digest for `commit`. No fence: a late attempt may stage
@@ -297,7 +336,7 @@ class Client(PeopleDoors):
             spawn=tuple(r.new_task(task, f"spawn[{position}]") for position, task in enumerate(spawn)),
             usage=k.check_usage(dict(usage)) if usage else None,
         )
-        return await self.backend.ask(command)  # type: ignore[no-any-return]
+        return await self._end(command)  # type: ignore[no-any-return]
 
     async def release(self, claim: Claim, *, delay: float = 0.0, request_id: str | None = None) -> Done | Refused:
         """Give the task back, claimable again after `delay` seconds; nothing is charged. Refused: the fence."""
@@ -307,7 +346,7 @@ class Client(PeopleDoors):
             claim=r.presented(claim),
             delay_us=k.check_seconds(delay, "delay"),
         )
-        return await self.backend.ask(command)  # type: ignore[no-any-return]
+        return await self._end(command)  # type: ignore[no-any-return]
 
     async def fail(
         self,
@@ -331,7 +370,7 @@ class Client(PeopleDoors):
             jitter=random.uniform(-1.0, 1.0),
             usage=k.check_usage(dict(usage)) if usage else None,
         )
-        return await self.backend.ask(command)  # type: ignore[no-any-return]
+        return await self._end(command)  # type: ignore[no-any-return]
 
     # reading ------------------------------------------------------------------------------------
 

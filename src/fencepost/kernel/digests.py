@@ -80,8 +80,10 @@ def to_plain(value: Any, field: str) -> Any:
     kind = type(value)
     if kind is dict or kind is list or kind is str or kind is int or value is None or kind is bool or kind is float:
         return value
+    if isinstance(value, set | frozenset):
+        raise InvalidRequest(field, "a set has no order, and so no JSON form; send a list")
     try:
-        return msgspec.to_builtins(value, str_keys=False)
+        return msgspec.to_builtins(value, str_keys=False, order="deterministic")
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(field, f"has no JSON form ({error})") from None
 

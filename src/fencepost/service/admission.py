@@ -112,6 +112,11 @@ def _new_tasks(tasks: Any, field: str) -> None:
             raise InvalidRequest(at + error.field, error.limit) from None
 
 
+def _checkpoint(command: k.SaveCheckpoint) -> None:
+    check_integer(command.number, "number", 1)
+    _content(command.content, "checkpoint")
+
+
 def _commit(command: k.Commit) -> None:
     check_id(command.result_digest, "result_digest")
     check_id(command.result_commit_id, "result_commit_id")
@@ -183,10 +188,7 @@ _CHECKS: dict[type, Any] = {
     k.Claim: _claim_one,
     k.ClaimNext: _claim_next,
     k.Renew: lambda command: _ttl(command.ttl_us),
-    k.SaveCheckpoint: lambda command: (
-        check_integer(command.number, "number", 1),
-        _content(command.content, "checkpoint"),
-    ),
+    k.SaveCheckpoint: _checkpoint,
     k.Commit: _commit,
     k.Release: lambda command: check_integer(command.delay_us, "delay", 0, _MAX_US),
     k.Fail: _fail,

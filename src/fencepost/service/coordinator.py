@@ -65,7 +65,7 @@ class Coordinator:
         self._refusals = RefusalLog(store)
         self._wakeups = Wakeups(store)
         self._maintenance = Maintenance(self)
-        self._granted: dict[str, int] = {}  # attempt id → epoch
+        self._granted: dict[str, tuple[int, int]] = {}  # attempt id → (epoch, generation)
         self._alarms: set[asyncio.Task[Any]] = set()
 
     # asking -------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class Coordinator:
                     self._wakeups.ready(write.task)
         if type(answer) is Granted:
             for task in answer.tasks:
-                self._granted[task.attempt_id] = task.scheduler_epoch  # type: ignore[index]
+                self._granted[task.attempt_id] = (task.scheduler_epoch, task.claim_generation)  # type: ignore[index]
             while len(self._granted) > REMEMBERED_CLAIMS:
                 del self._granted[next(iter(self._granted))]
         if decision.log and not operation.quiet:
@@ -307,11 +307,14 @@ class Coordinator:
     def _raise_alarm(self, operation: Operation, refusal: Refusal) -> None:
         """The store may have gone back in time. Only a claim that this very process was granted proves it."""
         claim = getattr(operation.command, "claim", None)
-        if claim is None or claim.attempt_id not in self._granted or self._closed:
-            return
         snapshot = operation.snapshot
-        pool = snapshot.pools.get(claim.pool) if snapshot is not None else None
-        if pool is None or not pool.intake_open:
+        granted = self._granted.get(claim.attempt_id) if claim is not None else None
+        pool = snapshot.pools.get(claim.pool) if snapshot is not None and claim is not None else None
+        if granted is None or pool is None or not pool.intake_open or self._closed:
+            return
+        epoch, generation = granted
+        for_these_numbers = "generation" in refusal.current and claim.generation == generation
+        if not for_these_numbers and epoch <= pool.epoch:
             return
         command = k.CloseIntake(
             request_id=new_id(), pool=pool.name, expected_epoch=pool.epoch, who="alarm: store rewound"

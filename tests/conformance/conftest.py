@@ -1,0 +1,31 @@
+"""The conformance suite: whole behaviours, run on every store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from fencepost.client.client import Client
+from tests.conformance.worlds import WORLDS, World
+
+
+@pytest.fixture(params=sorted(WORLDS))
+def store_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest_asyncio.fixture
+async def world(store_name: str, tmp_path: Path) -> AsyncIterator[World]:
+    made = WORLDS[store_name](tmp_path)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@pytest_asyncio.fixture
+async def client(world: World) -> Client:
+    return await world.client()

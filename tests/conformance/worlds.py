@@ -1,0 +1,88 @@
+"""One store, as the conformance suite sees it: clients on it, and a hand on its clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from fencepost.client.client import Client
+from fencepost.connect import connect
+from fencepost.kernel.kernel import Kernel
+from fencepost.service.coordinator import Coordinator
+from fencepost.stores.memory import MemoryStore
+
+
+class World(Protocol):
+    name: str
+
+    async def client(self, *, epoch: int | None = None, kernel: Kernel | None = None) -> Client:
+        """Another client on the same store, with a coordinator of its own."""
+
+    async def advance(self, seconds: float) -> None:
+        """Move the store's clock on."""
+
+    async def close(self) -> None: ...
+
+
+class MemoryWorld:
+    def __init__(self, optimistic: bool) -> None:
+        self.name = "memory, losing swaps" if optimistic else "memory"
+        self.store = MemoryStore(optimistic=optimistic)
+        self._clients: list[Client] = []
+
+    async def client(self, *, epoch: int | None = None, kernel: Kernel | None = None) -> Client:
+        async def reopen() -> Any:
+            return Coordinator(self.store, kernel=kernel)
+
+        client = Client(await reopen(), url=self.store.url, reopen=reopen, epochs={}, given=epoch)
+        await client.epoch()
+        self._clients.append(client)
+        return client
+
+    async def advance(self, seconds: float) -> None:
+        self.store.advance(seconds)
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+
+
+class SQLiteWorld:
+    name = "sqlite"
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "conformance.db"
+        self.url = f"sqlite:///{self.path}"
+        self._clients: list[Client] = []
+
+    async def client(self, *, epoch: int | None = None, kernel: Kernel | None = None) -> Client:
+        client = await connect(self.url, epoch=epoch)
+        if kernel is not None:
+            client.backend.kernel = kernel  # type: ignore[attr-defined]
+        self._clients.append(client)
+        return client
+
+    async def advance(self, seconds: float) -> None:
+        # The store's clock never goes below the highest time that it has stored.
+        import apsw
+
+        connection = apsw.Connection(str(self.path))
+        connection.set_busy_timeout(10_000)
+        store = self._clients[-1].backend.store  # type: ignore[attr-defined]
+        now = await store.clock()
+        connection.execute("UPDATE clock SET at = max(at, ?)", (now + round(seconds * 1_000_000),))
+        connection.close()
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+
+
+WORLDS: dict[str, Callable[[Path], World]] = {
+    "memory": lambda folder: MemoryWorld(False),
+    "memory-losing-swaps": lambda folder: MemoryWorld(True),
+    "sqlite": SQLiteWorld,
+}
+
+__all__ = ["WORLDS", "World"]
