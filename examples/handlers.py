@@ -1,0 +1,35 @@
+"""Handlers in Python: `fencepost work --app handlers:app`, or `python handlers.py`, which brings its own worker."""
+
+import asyncio
+from dataclasses import dataclass
+
+import fencepost
+
+app = fencepost.App()
+
+
+@dataclass
+class Page:
+    text: str
+
+
+@app.task("count", ttl=30.0)
+async def count(attempt: fencepost.Attempt, page: Page) -> dict[str, int]:
+    words = 0
+    for line in page.text.splitlines():
+        words += len(line.split())
+        await attempt.checkpoint({"words": words})  # for a successor, should this attempt die
+    return {"words": words}
+
+
+async def main() -> None:
+    async with await fencepost.connect("sqlite:///pages.db") as client:
+        await client.submit(count.task(Page("a fence\nfor late workers"), task_id="page-3"))
+        worker = asyncio.create_task(fencepost.Worker(client, app).run())
+        result = await client.result("page-3", wait=30.0)
+        print(result.value)
+        worker.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
