@@ -113,7 +113,7 @@ def copy(paths: list[Path], folder: Path, into: Path) -> list[Document]:
     for number, path in enumerate(by_length):
         copied = into / f"{number:03}{path.suffix}"
         shutil.copyfile(path, copied)
-        title = str(path.relative_to(folder))
+        title = "".join(letter if letter.isprintable() else "?" for letter in str(path.relative_to(folder)))
         documents.append(Document(title, str(copied), pace_of_others if number else pace))
     return documents
 

@@ -154,8 +154,8 @@ class FencepostStage:
             "attempts": len(attempts),
             "refusals": sum(event.count for event in refusals if event.door == "commit"),
             "discarded_seconds": sum((attempt.ended_at - attempt.started_at).total_seconds() for attempt in lost),
-            "audit": "",
-            "audit_clean": bool(audit),
+            "audit": f"clean: {audit.events} events of {audit.tasks} tasks" if audit.clean else "violations",
+            "audit_clean": audit.clean,
         }
 
     def close(self) -> None:

@@ -115,7 +115,7 @@ class Teller:
             ("audit", usual.audit, fenced.audit),
         ]
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*(Text(cell) for cell in row))
         self._line("")
         self._print(table)
 

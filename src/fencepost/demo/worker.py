@@ -87,9 +87,9 @@ def work_on_the_usual_queue(prompter: Prompter, where: str) -> None:
 async def work_on_fencepost(prompter: Prompter, where: str) -> None:
     app = fencepost.App()
     client = await fencepost.connect(where)
+    insisting: set[asyncio.Task[None]] = set()
 
-    async def read(attempt: fencepost.Attempt, document: Document) -> Findings:
-        claim = attempt.claim
+    async def read(claim: fencepost.Claim, document: Document) -> Findings:
         prompter.say("claimed", claim.task_id, claim.generation)
         reading = Reading(document)
         for percent, seconds in reading.pieces():
@@ -97,27 +97,23 @@ async def work_on_fencepost(prompter: Prompter, where: str) -> None:
             prompter.say("read", claim.task_id, claim.generation, percent)
         return reading.findings(prompter.name)
 
-    @app.task("read", ttl=LEASE)
-    async def insist(attempt: fencepost.Attempt, document: Document) -> Findings:
-        """Reads; and when the worker withdraws the task, finishes all the same and commits by hand.
+    async def insist(claim: fencepost.Claim, work: asyncio.Task[Findings]) -> None:
+        """Finish what the worker withdrew, and commit it by hand."""
+        answer = await client.commit(claim, documents.plain(await work))
+        outcome, reason = str(answer.outcome), str(answer.reason)
+        prompter.say("insisted", claim.task_id, claim.generation, answer=outcome, reason=reason)
 
-        The shipped worker cancels a handler whose lease is over. A handler that ignores this is what every queue has
-        to fear: code that hangs in a library, a thread that nobody can end, a machine that slept.
-        """
-        work = asyncio.ensure_future(read(attempt, document))
+    # The shipped worker cancels a handler whose lease is over, and would leave it at that. This handler reads on and
+    # commits all the same, as code does that hangs in a library: what counts must not depend on its good manners.
+    @app.task("read", ttl=LEASE)
+    async def handler(attempt: fencepost.Attempt, document: Document) -> Findings:
+        work = asyncio.create_task(read(attempt.claim, document))
         try:
             return await asyncio.shield(work)
-        except BaseException:
-            findings = await work
-            answer = await client.commit(attempt.claim, documents.plain(findings))
-            prompter.say(
-                "insisted",
-                attempt.claim.task_id,
-                attempt.claim.generation,
-                answer=str(answer.outcome),
-                reason=str(answer.reason),
-                current=getattr(answer, "current", {}),
-            )
+        except asyncio.CancelledError:
+            task = asyncio.create_task(insist(attempt.claim, work))
+            insisting.add(task)
+            task.add_done_callback(insisting.discard)
             raise
 
     prompter.wait_for_go()
