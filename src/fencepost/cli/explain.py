@@ -12,7 +12,7 @@ from importlib import resources
 
 import msgspec
 
-__all__ = ["EXPLANATIONS", "Explanation", "explain", "hint", "suggest"]
+__all__ = ["EXPLANATIONS", "Explanation", "best_code", "explain", "hint", "suggest"]
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -68,13 +68,20 @@ def explain(code: str) -> list[Explanation]:
 
 def hint(outcome: str, reason: str | None = None) -> str:
     """The one line that ends a printed refusal or error: what to do first."""
-    text = EXPLANATIONS.get(f"{outcome}/{reason}")
-    if text is None and reason is not None:
-        text = EXPLANATIONS.get(reason)
-        if text is not None and not text.kind.startswith("reason"):
-            text = None  # ENDED's reason is an attempt's end, NOT_CLAIMABLE's a state: the outcome says more
-    text = text or EXPLANATIONS.get(outcome)
+    text = EXPLANATIONS.get(best_code(outcome, reason))
     return text.hint if text is not None else f"Look it up: `fencepost explain {outcome}`."
+
+
+def best_code(outcome: str, reason: str | None = None) -> str:
+    """The code whose text says most about a refusal: the pair, the reason, or the outcome alone."""
+    pair = f"{outcome}/{reason}"
+    if pair in EXPLANATIONS:
+        return pair
+    text = EXPLANATIONS.get(reason or "")
+    # Some reasons are no reasons' codes: a task's state says what to do next; an attempt's end (with ENDED) does not.
+    if text is not None and (text.kind.startswith("reason") or outcome in ("NOT_COMMITTED", "NOT_CLAIMABLE")):
+        return text.code
+    return outcome
 
 
 def suggest(code: str) -> list[str]:
