@@ -13,7 +13,7 @@ from importlib import metadata
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from fencepost.cli import journal, learn, output, people, pools, project, submit, tasks, upkeep, work
+from fencepost.cli import journal, learn, output, people, pools, project, reports, submit, tasks, upkeep, work
 from fencepost.cli.session import Presets
 from fencepost.errors import Fenced, FencepostError, InvalidRequest, Unavailable
 
@@ -33,7 +33,7 @@ def build() -> App:
     )
     families = (
         ("Start", (project, submit, work)),
-        ("Look", (tasks, journal)),
+        ("Look", (tasks, reports, journal)),
         ("Decide", (people, pools)),
         ("Look after", (upkeep, learn)),
     )

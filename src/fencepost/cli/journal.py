@@ -1,8 +1,8 @@
-"""What happened: `watch`, `status`, `audit`."""
+"""What happened, line by line: `watch`, and how a line of the journal is shown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -104,87 +104,5 @@ def _print(event: EventView, json: bool) -> None:
     output.say(line)
 
 
-async def status(*, pool: str | None = None, options: Options | None = None) -> int:
-    """Every number that the contract publishes: tasks by state, contention, reclaim delay, fenced, coverage, …
-
-    JSON: the numbers by name, as `fencepost.service.numbers` documents them.
-
-    Parameters
-    ----------
-    pool
-        Only of this pool.
-    """
-    options = options or Options()
-    async with opened(options) as client:
-        if pool is not None and isinstance(missing := await client.pool(pool), Refused):
-            return output.refused(missing, json=options.as_json)
-        found = await client.report("status", **({"pool": pool} if pool is not None else {}))
-    if options.as_json:
-        output.emit(found)
-        return output.DONE
-    numbers = output.plain(found)
-    for name, value in numbers.items():
-        _section(name.replace("_", " "), value)
-    return output.DONE
-
-
-def _section(title: str, value: Any) -> None:
-    """A number, or a heading with what stands below it; lists of equal objects as tables."""
-    if isinstance(value, Mapping):
-        output.say(title, style="bold")
-        for name, line in _flat(value):
-            output.say(f"  {name:<42} {line}")
-    elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-        output.say(title, style="bold")
-        columns = list(value[0])
-        rows = [[output.word(str(c)) if isinstance(c, str) else _number(c) for c in item.values()] for item in value]
-        output.show_table([column.replace("_", " ") for column in columns], rows)
-    else:
-        output.say(f"{title:<44} {_number(value)}")
-
-
-def _flat(value: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, str]]:
-    for name, item in value.items():
-        label = f"{before}{name.replace('_', ' ')}"
-        if isinstance(item, Mapping) and item:
-            yield from _flat(item, f"{label} · ")
-        else:
-            yield label, _number(item)
-
-
-def _number(value: Any) -> str:
-    if value is None or value in ({}, []):
-        return "–"
-    if isinstance(value, list):
-        return ", ".join(_number(item) for item in value)
-    return output.cell_text(value)
-
-
-async def audit(*, options: Options | None = None) -> int:
-    """Re-check the invariants of the contract over the whole journal and all records. Exit code 1 on any violation.
-
-    JSON: the report of `fencepost.service.audit`, with `ok`, `checks`, `coverage` and `violations`.
-    """
-    options = options or Options()
-    async with opened(options) as client:
-        report = await client.report("audit")
-    found = output.plain(report)
-    violations = found["violations"]
-    if options.as_json:
-        output.emit(found)
-    else:
-        for name, value in found.items():
-            if name not in ("violations", "ok"):
-                _section(name.replace("_", " "), value)
-        if violations:
-            output.say()
-            _section("violations", violations)
-        output.say()
-        output.say(f"{len(violations)} violations" if violations else "clean", style="red" if violations else "green")
-    return output.REFUSED if violations else output.DONE
-
-
 def add_to(app: App, group: Group) -> None:
     app.command(watch, group=group)
-    app.command(status, group=group)
-    app.command(audit, group=group)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import enum
+import json as stdlib_json
 import os
 import shlex
 import sys
@@ -187,8 +188,7 @@ def value_text(value: Any, *, indent: bool = False) -> str:
     """A value as people read it: text as it is, anything else as JSON."""
     if isinstance(value, str):
         return value
-    data = msgspec.json.encode(plain(value))
-    return (msgspec.json.format(data, indent=2) if indent else data).decode()
+    return stdlib_json.dumps(plain(value), ensure_ascii=False, indent=2 if indent else None)
 
 
 def emit(document: Any, *, pretty: bool = True) -> None:

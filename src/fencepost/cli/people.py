@@ -18,7 +18,7 @@ from fencepost.kernel.digests import MAX_CONTENT_BYTES, parse
 from fencepost.wire import Done, Refused
 
 
-async def cancel(task: str, *, options: PersonOptions | None = None) -> int:
+async def cancel(task: str, /, *, options: PersonOptions | None = None) -> int:
     """Cancel a task: a live attempt is over at once, and whatever it still wants to write is refused.
 
     Cancelling twice changes nothing the second time. A committed task stays committed: refused, exit code 1.
@@ -33,7 +33,7 @@ async def cancel(task: str, *, options: PersonOptions | None = None) -> int:
         return _tell(await client.cancel(task, who=options.person), options)
 
 
-async def reopen(task: str, *, options: PersonOptions | None = None) -> int:
+async def reopen(task: str, /, *, options: PersonOptions | None = None) -> int:
     """Make a cancelled or parked task claimable again; its count of attempts starts at 0. `retry` is the same.
 
     Parameters
@@ -46,7 +46,7 @@ async def reopen(task: str, *, options: PersonOptions | None = None) -> int:
         return _tell(await client.reopen(task, who=options.person), options)
 
 
-async def revise(task: str, *, input: str, options: PersonOptions | None = None) -> int:
+async def revise(task: str, /, *, input: str, options: PersonOptions | None = None) -> int:
     """Replace a task's input. A live attempt ends, and what it made of the old input cannot be committed.
 
     Parameters
@@ -72,7 +72,7 @@ def _argument(text: str) -> str | bytes:
         raise InvalidRequest("input", f"{text[1:]}: {error.strerror}") from None
 
 
-async def take_over(task: str, *, generation: int | None = None, options: PersonOptions | None = None) -> int:
+async def take_over(task: str, /, *, generation: int | None = None, options: PersonOptions | None = None) -> int:
     """End a live attempt now instead of waiting for its lease. Nothing is charged, and the task is claimable.
 
     Parameters
@@ -88,7 +88,7 @@ async def take_over(task: str, *, generation: int | None = None, options: Person
         return _tell(answer, options)
 
 
-async def discard(task: str, *, generation: int, options: PersonOptions | None = None) -> int:
+async def discard(task: str, /, *, generation: int, options: PersonOptions | None = None) -> int:
     """Throw away what one attempt has staged and not committed. It stays in the lineage, as DISCARDED.
 
     Parameters

@@ -17,7 +17,7 @@ from fencepost.wire import Outcome, Refused, TaskView
 SHOWN_CHARACTERS = 4000  # of an input or a result, to people; --json has all of it
 
 
-async def result(task: str, *, wait: float | None = None, options: Options | None = None) -> int:
+async def result(task: str, /, *, wait: float | None = None, options: Options | None = None) -> int:
     """Print a task's canonical result, and nothing else: text and bytes as they are, anything else as JSON.
 
     Without a result: exit code 1, saying how far the task is.
@@ -131,7 +131,7 @@ def _remark(task: TaskView) -> str:
     return ""
 
 
-async def show(task: str, *, options: Options | None = None) -> int:
+async def show(task: str, /, *, options: Options | None = None) -> int:
     """Everything about one task: its record, attempts, staged results, and the journal as a timeline.
 
     JSON: {"task", "attempts", "timeline", "staged", "result", "canonical", "conflict", "lineage", "successors",
