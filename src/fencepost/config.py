@@ -19,11 +19,12 @@ import msgspec
 
 from fencepost.errors import InvalidRequest
 from fencepost.kernel.commands import DEFAULT_TTL, check_id, check_integer, check_seconds
-from fencepost.kernel.records import Policy
 
 FILE_NAME = "fencepost.toml"
 DEFAULT_URL = "sqlite:///fencepost.db"
 MAX_CONCURRENCY = 1000
+# The most that a pool's policy may allow. What this pool allows is known, and compared, once its store is open.
+LARGEST_MAX_TTL = 7 * 86400.0
 _PREFIX = "FENCEPOST_WORK_"
 
 
@@ -99,7 +100,7 @@ def load(folder: Path | None = None, environment: Mapping[str, str] | None = Non
     return settings
 
 
-def check_work(work: WorkSettings, *, max_ttl: float = Policy().max_ttl) -> WorkSettings:
+def check_work(work: WorkSettings, *, max_ttl: float = LARGEST_MAX_TTL) -> WorkSettings:
     """`work` as it is, or InvalidRequest naming the field and the limit. `max_ttl` is the pool's."""
     if not work.queues:
         raise InvalidRequest("work.queues", "must name at least one queue")

@@ -50,6 +50,8 @@ def _short(value: Any) -> str:
         parts = [f"{name} {short}" for name, item in value.items() if (short := _short(item))]
         return f"({', '.join(parts)})" if parts else ""
     text = output.cell_text(output.plain(value))
+    if text.startswith("sha256:"):
+        return f"{text[:19]}…"  # enough to tell two apart; --json has all of it
     return text if len(text) <= 120 else f"{text[:120]}…"
 
 
