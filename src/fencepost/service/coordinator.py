@@ -11,6 +11,7 @@ Order of one command's way: admission (is the call right in itself) → queue �
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Generator, Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ from fencepost.service.wakeups import Wakeups
 from fencepost.stores.base import Apply, Load, Scan, Store
 from fencepost.wire import AttemptView, Claim, EventView, Page, PoolView, Refused, Result, Submitted, TaskView, new_id
 
+logger = logging.getLogger("fencepost.coordinator")
+
 MAX_BATCH = 512
 # A command that loses this many swaps in a row is given up as Unavailable: nothing was written by it.
 MAX_TRIES = 200
@@ -39,13 +42,14 @@ REMEMBERED_CLAIMS = 100_000
 class Operation:
     """A queued command, and what became of it."""
 
-    __slots__ = ("command", "decision", "future", "quiet", "snapshot", "task_id", "tries")
+    __slots__ = ("command", "decision", "error", "future", "quiet", "snapshot", "task_id", "tries")
 
     def __init__(self, command: Any, future: asyncio.Future[None], quiet: bool) -> None:
         self.command = command
         self.future = future
         self.quiet = quiet  # a loop's own look: its refusals are no events
         self.decision: Decision | None = None
+        self.error: Exception | None = None  # a fault in deciding it; nobody else's
         self.snapshot: Snapshot | None = None
         claim = getattr(command, "claim", None)
         self.task_id: str | None = claim.task_id if claim is not None else getattr(command, "task_id", None)
@@ -66,7 +70,7 @@ class Coordinator:
         self._wakeups = Wakeups(store)
         self._maintenance = Maintenance(self)
         self._granted: dict[str, tuple[int, int]] = {}  # attempt id → (epoch, generation)
-        self._alarms: set[asyncio.Task[Any]] = set()
+        self._background: set[asyncio.Future[Any]] = set()
 
     # asking -------------------------------------------------------------------------------------
 
@@ -147,20 +151,25 @@ class Coordinator:
             await self.store.run(self._plan(batch))
         except BaseException as error:
             # Nothing may be concluded about any of them: a commit may or may not have happened.
-            failure = error if isinstance(error, Unavailable) else None
             for operation in batch:
                 if not operation.future.done():
-                    operation.future.set_exception(failure or Unavailable(f"the store failed: {error!r}"))
-            if failure is None:
+                    operation.future.set_exception(
+                        error if isinstance(error, Exception) else Unavailable("stopped while the store was asked")
+                    )
+            if not isinstance(error, Exception):
                 raise
             return
         for operation in batch:
             decision = operation.decision
             if not operation.future.done():
-                if decision is None:
-                    operation.future.set_exception(Unavailable("too contended: nothing was written; ask again"))
-                else:
+                if decision is not None:
                     operation.future.set_result(None)
+                else:
+                    operation.future.set_exception(
+                        operation.error or Unavailable("too contended: nothing was written; ask again")
+                    )
+            elif decision is not None and type(decision.answer) is Granted:
+                self._give_back(decision.answer)
             if decision is not None:
                 self._after(operation, decision)
 
@@ -201,9 +210,17 @@ class Coordinator:
                     deferred.append(operation)
                     continue
                 offered: list[Any] = []
+                passed_over = False
                 if type(operation.command) is k.ClaimNext:
-                    offered = [t for t in candidates.get(_lane_of(operation.command), ()) if t.task_id not in touched]
-                decision = self.kernel.decide(snapshot, operation.command, offered)
+                    found = candidates.get(_lane_of(operation.command), ())
+                    offered = [task for task in found if task.task_id not in touched]
+                    passed_over = len(offered) < len(found)
+                try:
+                    decision = self.kernel.decide(snapshot, operation.command, offered)
+                except Exception as error:
+                    logger.exception("deciding %s failed", type(operation.command).__name__)
+                    operation.error = error
+                    continue
                 writes = decision.writes
                 if writes is not None:
                     records = list(writes.records())
@@ -214,7 +231,9 @@ class Coordinator:
                     touched.update(records)
                     sets.append(writes)
                     setters.append(operation)
-                elif _reads_moved(operation, touched):
+                elif passed_over or _reads_moved(operation, touched):
+                    # Nothing, or no, must not be said from records that this wave has moved: there may be more
+                    # tasks behind those that others of the wave took.
                     deferred.append(operation)
                     continue
                 operation.decision = decision
@@ -302,11 +321,39 @@ class Coordinator:
             yield Load(missing, snapshot)
             snapshot.now = now
 
+    def _give_back(self, granted: Granted) -> None:
+        """The caller of a claim went away before its answer came: release at once what nobody will ever hold."""
+        if granted.repeated or not granted.tasks or self._closed:
+            return
+        releases = [
+            k.Release(
+                request_id=new_id(),
+                epoch=task.scheduler_epoch,
+                claim=k.Presented(
+                    self.store_id,
+                    task.pool,
+                    task.task_id,
+                    task.attempt_id or "",
+                    task.claim_generation,
+                    task.cancel_generation,
+                    task.input_digest,
+                    task.owner_id,
+                ),
+            )
+            for task in granted.tasks
+        ]
+        self._in_background(self.ask_many(releases))
+
+    def _in_background(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
     # alarms -------------------------------------------------------------------------------------
 
     def _raise_alarm(self, operation: Operation, refusal: Refusal) -> None:
         """The store may have gone back in time. Only a claim that this very process was granted proves it."""
-        claim = getattr(operation.command, "claim", None)
+        claim: Any = getattr(operation.command, "claim", None)
         snapshot = operation.snapshot
         granted = self._granted.get(claim.attempt_id) if claim is not None else None
         pool = snapshot.pools.get(claim.pool) if snapshot is not None and claim is not None else None
@@ -319,9 +366,7 @@ class Coordinator:
         command = k.CloseIntake(
             request_id=new_id(), pool=pool.name, expected_epoch=pool.epoch, who="alarm: store rewound"
         )
-        task = asyncio.create_task(self.ask_many([command], quiet=True), name="fencepost-alarm")
-        self._alarms.add(task)
-        task.add_done_callback(self._alarms.discard)
+        self._in_background(self.ask_many([command], quiet=True))
 
     # read side ----------------------------------------------------------------------------------
 
@@ -389,11 +434,9 @@ class Coordinator:
         if self._closed:
             return
         await self._maintenance.stop()
-        while self._lane is not None:
-            await asyncio.wait([self._lane])
+        while self._lane is not None or self._background:
+            await asyncio.wait([*self._background, *([self._lane] if self._lane is not None else [])])
         self._closed = True
-        for task in list(self._alarms):
-            await asyncio.wait([task])
         self._wakeups.close()
         await self._refusals.close()
         await self.store.close()
@@ -411,9 +454,8 @@ def _reads_moved(operation: Operation, touched: set[Any]) -> bool:
     command = operation.command
     if isinstance(command, k.PoolCommand | k.CreatePool | k.ClaimNext) and ("pool", command.pool) in touched:
         return True
-    if type(command) is k.Submit:
-        return any(task.task_id in touched or not touched.isdisjoint(task.depends_on) for task in command.tasks)
-    return False
+    new = command.tasks if type(command) is k.Submit else getattr(command, "spawn", ())
+    return any(task.task_id in touched or not touched.isdisjoint(task.depends_on) for task in new)
 
 
 def _subtract(keys: Keys, loaded: Keys) -> Keys:
