@@ -1,6 +1,13 @@
-"""fencepost: leases say when work may be taken back, generations say whose write counts."""
+"""fencepost: leases say when work may be taken back, generations say whose write counts.
 
+`connect(url)` gives a `Client`; `App` and `Worker` run handlers under it. Every name here is public and
+nothing else is, but for the modules `sync` (the same for plain functions), `testing` and `wire` (the answers).
+"""
+
+from fencepost.app import App, Final, Snooze
+from fencepost.client.attempt import Attempt, SyncAttempt
 from fencepost.client.client import Client
+from fencepost.client.worker import Worker
 from fencepost.connect import connect
 from fencepost.errors import (
     Fenced,
@@ -11,21 +18,64 @@ from fencepost.errors import (
     Unavailable,
     Unsettled,
 )
-from fencepost.wire import Claim, NewTask, Outcome, Reason, Refused
+from fencepost.wire import (
+    AttemptView,
+    Claim,
+    Committed,
+    Done,
+    EventView,
+    NewTask,
+    Outcome,
+    Page,
+    PoolChanged,
+    PoolView,
+    Reason,
+    Refused,
+    Renewed,
+    Result,
+    Submitted,
+    TaskView,
+)
 
 __all__ = [
+    "App",
+    "Attempt",
+    "AttemptView",
     "Claim",
     "Client",
+    "Committed",
+    "Done",
+    "EventView",
     "Fenced",
     "FencepostError",
+    "Final",
     "InvalidRequest",
     "NewTask",
     "NotStaged",
     "Outcome",
+    "Page",
+    "PoolChanged",
+    "PoolView",
     "Reason",
     "Refused",
+    "Renewed",
+    "Result",
+    "Snooze",
     "SpawnConflict",
+    "Submitted",
+    "SyncAttempt",
+    "TaskView",
     "Unavailable",
     "Unsettled",
+    "Worker",
     "connect",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # So that `import fencepost` alone is enough for `fencepost.sync` and `fencepost.testing`, and costs nothing.
+    if name in ("sync", "testing"):
+        import importlib
+
+        return importlib.import_module(f"fencepost.{name}")
+    raise AttributeError(f"module 'fencepost' has no attribute {name!r}")
