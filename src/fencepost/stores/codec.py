@@ -7,7 +7,6 @@ beside their digest. Nothing here knows a rule, or which database it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -29,6 +28,7 @@ Row = Sequence[Any]
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+_astuple = msgspec.structs.astuple
 _decode_policy = msgspec.json.Decoder(Policy).decode
 
 TASK_COLUMNS: tuple[str, ...] = Task.__struct_fields__
@@ -59,13 +59,7 @@ def json_text(value: Any) -> str:
     return _encode(value).decode()
 
 
-def columns_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """A function from a record to the tuple of these fields."""
-    return attrgetter(*names)
-
-
-task_row = columns_of(TASK_COLUMNS)
-_event_start = columns_of(EVENT_COLUMNS[:-1])
+task_row: Callable[[Task], tuple[Any, ...]] = _astuple
 
 
 def task(row: Row) -> Task:
@@ -73,8 +67,9 @@ def task(row: Row) -> Task:
 
 
 def event_row(number: int, event: Event) -> tuple[Any, ...]:
-    detail = event.detail
-    return (number, *_event_start(event), None if detail is None else _encode(detail).decode())
+    row = _astuple(event)
+    detail = row[-1]
+    return (number, *row[:-1], None if detail is None else _encode(detail).decode())
 
 
 def event(row: Row) -> Event:

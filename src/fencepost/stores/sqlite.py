@@ -70,9 +70,8 @@ class SQLiteStore:
         self._pid = os.getpid()
         self._damage: str | None = None
         self._watch: file.FileWatch | None = None
-        self._wait = wait
-        self._writer = Lane("fencepost-sqlite-writer", lambda: file.connect(path, wait=wait))
-        self._reader = Lane("fencepost-sqlite-reader", lambda: file.connect(path, wait=wait, reader=True))
+        self._writer = Lane("fencepost-sqlite-writer", partial(file.connect, path), file.Patience(wait))
+        self._reader = Lane("fencepost-sqlite-reader", partial(file.connect, path, reader=True), file.Patience(wait))
 
     @classmethod
     async def open(
@@ -98,11 +97,10 @@ class SQLiteStore:
         self = cls(found, url or f"sqlite:///{found}", busy_wait, store_clock or StoreClock())
 
         def prepare(con: apsw.Connection) -> None:
-            if migrations.is_blank(con):
+            if file.is_blank(con):
                 if not create:
                     raise StoreRefused(f"{found} holds no fencepost database")
                 migrations.create(con, known, namespace)
-            migrations.check_ours(con, found)
             migrations.check_schema(con, found, known)
             migrations.check_protocol(con, found)
             self.store_id, self.namespace = con.execute("SELECT store_id, namespace FROM meta").fetchall()[0]  # type: ignore[assignment]
@@ -291,15 +289,9 @@ async def _on_file(
     found = file.locate(path)
     known = tuple(shipped) if shipped is not None else migrations.shipped()
     file.check_path(found, create=False)
-    lane = Lane("fencepost-sqlite-migrate", lambda: file.connect(found))
-
-    def checked(con: apsw.Connection) -> T:
-        if not migrations.is_blank(con):
-            migrations.check_ours(con, found)
-        return work(con, known)
-
+    lane = Lane("fencepost-sqlite-migrate", partial(file.connect, found), file.Patience(file.BUSY_WAIT))
     try:
-        return await lane.do(checked)  # type: ignore[no-any-return]
+        return await lane.do(lambda con: work(con, known))  # type: ignore[no-any-return]
     except apsw.Error as error:
         raise file.translate(error, found) from error
     finally:

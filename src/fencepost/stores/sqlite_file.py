@@ -21,6 +21,8 @@ from fencepost.errors import Inconsistent, StoreRefused, Unavailable
 
 # How long a call waits for somebody else's transaction before it is Unavailable, in seconds.
 BUSY_WAIT = 15.0
+# ... but at least so long from its own first look on, however long it had to queue.
+LEAST_WAIT = 0.5
 # The longest sleep between two looks at a lock. Random, so that many processes on one file take turns.
 BUSY_NAP = 0.010
 
@@ -118,28 +120,37 @@ def check_path(path: str, create: bool, of: FileSystemOf | None = None) -> None:
 
 
 class Patience:
-    """A busy handler: naps at random until `wait` seconds have passed since the lock was first met."""
+    """A busy handler: naps at random until `wait` seconds have passed since `asked`.
+
+    `asked` is when the caller came, so that those who queue behind one who waited in vain do not wait in turn.
+    """
 
     def __init__(self, wait: float) -> None:
         self.wait = wait
+        self.asked = elapsed()
         self._until = 0.0
 
     def __call__(self, calls: int) -> bool:
         if calls == 0:
-            self._until = elapsed() + self.wait
+            now = elapsed()
+            self._until = max(self.asked + self.wait, now + min(self.wait, LEAST_WAIT))
         elif elapsed() >= self._until:
             return False
         time.sleep(random.uniform(0.0002, min(BUSY_NAP, 0.001 * (calls + 1))))
         return True
 
 
-def connect(path: str, *, wait: float = BUSY_WAIT, reader: bool = False) -> apsw.Connection:
-    """A connection with this store's settings. The file must have been checked."""
+def connect(path: str, patience: Patience, *, reader: bool = False) -> apsw.Connection:
+    """A connection with this store's settings. The path must have been checked; a file of another program is
+    refused before anything in it is changed."""
     flags = apsw.SQLITE_OPEN_READWRITE | (0 if reader else apsw.SQLITE_OPEN_CREATE) | apsw.SQLITE_OPEN_NOFOLLOW
     con = apsw.Connection(path, flags=flags, statementcachesize=200)
     try:
-        con.set_busy_handler(Patience(wait))
-        _use_wal(con, wait)
+        con.set_busy_handler(patience)
+        check_ours(con, path)
+        _use_wal(con, patience.wait)
+        # Plans do not depend on bound values, so that binding others never prepares a statement anew.
+        con.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         con.execute("PRAGMA synchronous = FULL")
         con.execute(f"PRAGMA cache_size = {-262144 if not reader else -32768}")
         con.wal_autocheckpoint(4000)
@@ -151,6 +162,17 @@ def connect(path: str, *, wait: float = BUSY_WAIT, reader: bool = False) -> apsw
         con.close()
         raise
     return con
+
+
+def is_blank(con: apsw.Connection) -> bool:
+    """No table, and nobody else's mark: a file that may become a store."""
+    tables = con.execute("SELECT count(*) FROM sqlite_schema").get
+    return tables == 0 and con.pragma("application_id") in (0, APPLICATION_ID)
+
+
+def check_ours(con: apsw.Connection, path: str) -> None:
+    if con.pragma("application_id") != APPLICATION_ID and not is_blank(con):
+        raise StoreRefused(f"{path} is no fencepost database (another program's SQLite file); it was left as it is")
 
 
 def _use_wal(con: apsw.Connection, wait: float) -> None:

@@ -21,7 +21,7 @@ from fencepost.clock import wall_us
 from fencepost.errors import StoreRefused
 from fencepost.kernel.records import PROTOCOL, Policy
 from fencepost.stores import codec
-from fencepost.stores.sqlite_file import APPLICATION_ID
+from fencepost.stores.sqlite_file import is_blank
 
 _NAME = re.compile(r"(\d{4})_(pre|post)_([a-z0-9_]+)\.sql")
 
@@ -59,14 +59,6 @@ def newest(migrations: Sequence[Migration]) -> int:
     return max(m.version for m in migrations)
 
 
-def is_blank(con: apsw.Connection) -> bool:
-    """No table, and nobody else's mark: a file that may become a store."""
-    return con.execute("SELECT count(*) FROM sqlite_schema").get == 0 and con.pragma("application_id") in (
-        0,
-        APPLICATION_ID,
-    )
-
-
 def applied(con: apsw.Connection) -> dict[tuple[int, str], tuple[str, int]]:
     rows = con.execute("SELECT version, step, name, applied_at FROM migration ORDER BY version, step")
     return {(version, step): (name, at) for version, step, name, at in rows}
@@ -75,11 +67,6 @@ def applied(con: apsw.Connection) -> dict[tuple[int, str], tuple[str, int]]:
 def pending(con: apsw.Connection, migrations: Sequence[Migration]) -> list[Migration]:
     there = {} if is_blank(con) else applied(con)
     return [m for m in migrations if (m.version, m.step) not in there]
-
-
-def check_ours(con: apsw.Connection, path: str) -> None:
-    if con.pragma("application_id") != APPLICATION_ID:
-        raise StoreRefused(f"{path} is no fencepost database (another program's SQLite file); it was left as it is")
 
 
 def check_schema(con: apsw.Connection, path: str, migrations: Sequence[Migration]) -> None:

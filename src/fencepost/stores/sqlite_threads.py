@@ -14,18 +14,24 @@ from typing import Any
 
 import apsw
 
+from fencepost.clock import elapsed
 from fencepost.errors import Unavailable
+from fencepost.stores.sqlite_file import Patience
 
 Work = Callable[[apsw.Connection], Any]
 
 
 class Lane:
-    """`connect` is called on the thread, before the first work; what it raises, every work raises."""
+    """`connect` is called on the thread, before the first work; what it raises, that work raises.
 
-    def __init__(self, name: str, connect: Callable[[], apsw.Connection]) -> None:
+    `patience` learns when each work was asked for.
+    """
+
+    def __init__(self, name: str, connect: Callable[[Patience], apsw.Connection], patience: Patience) -> None:
         self._name = name
         self._connect = connect
-        self._queue: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Work | None]] = deque()
+        self._patience = patience
+        self._queue: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Work | None, float]] = deque()
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -47,7 +53,7 @@ class Lane:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
-            self._queue.append((loop, future, work))
+            self._queue.append((loop, future, work, elapsed()))
         self._wake.set()
 
     async def close(self) -> None:
@@ -67,7 +73,7 @@ class Lane:
         con: apsw.Connection | None = None
         while True:
             try:
-                loop, future, work = self._queue.popleft()
+                loop, future, work, self._patience.asked = self._queue.popleft()
             except IndexError:
                 self._wake.wait()
                 self._wake.clear()
@@ -83,7 +89,7 @@ class Lane:
                 return
             try:
                 if con is None:
-                    con = self._connect()
+                    con = self._connect(self._patience)
                 value = work(con)
             except BaseException as error:  # noqa: BLE001 - the caller gets it, whatever it is
                 _hand_over(loop, future, None, error)

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 import apsw
+import msgspec
 
 from fencepost.errors import Inconsistent
 from fencepost.kernel.records import Content, Event, LogEntry, Pool, StagedState, Task
@@ -41,6 +42,9 @@ def _upsert(table: str, columns: Sequence[str], key: str) -> str:
 def _update_task(columns: Sequence[str]) -> str:
     changes = ", ".join(f'"{name}" = ?' for name in columns)
     return f"UPDATE task SET {changes} WHERE task_id = ? AND state_version = ?"
+
+
+astuple = msgspec.structs.astuple
 
 
 class _Family:
@@ -79,6 +83,15 @@ DISCARD_RIVALS = (
     f"UPDATE staged SET state = CASE WHEN generation = ? AND digest = ? THEN {int(StagedState.COMMITTED)} "
     f"ELSE {int(StagedState.DISCARDED)} END WHERE task_id = ? AND state = {int(StagedState.STAGED)}"
 )
+
+DROP_CHECKPOINT = "DELETE FROM checkpoint WHERE task_id = ?"
+WITH_STAGED = (
+    "SELECT c.value FROM carray(?1) c WHERE EXISTS "
+    f"(SELECT 1 FROM staged s WHERE s.task_id = c.value AND s.state = {int(StagedState.STAGED)})"
+)
+
+# What several of these do to one task happens in this order.
+_IN_ORDER = (PUT_INPUT, INSERT_DEPENDENCY, PUT_CHECKPOINT, DROP_CHECKPOINT, INSERT_STAGED, DISCARD_ATTEMPT)
 
 # Chosen rows: the list drives, each of its members is one look-up by key.
 _CHOSEN = "FROM carray(?1) c CROSS JOIN"
@@ -124,8 +137,13 @@ class Transaction:
         self._pools: dict[str, Pool | None] = {}
 
     def begin(self) -> None:
+        if self.con.in_transaction:  # a rollback that failed, with the disk
+            self._execute("ROLLBACK")
         self._execute("BEGIN IMMEDIATE")
-        stored, self._number = self._execute("SELECT at, number FROM clock WHERE id = 1").fetchone()  # type: ignore[misc]
+        row: Any = self._execute("SELECT at, number FROM clock WHERE id = 1").fetchone()
+        if row is None:
+            raise Inconsistent("the row of the store's clock is gone; restore the file from a backup")
+        stored, self._number = row
         self.now = self._tick(stored)
 
     def commit(self) -> None:
@@ -280,53 +298,51 @@ class _Batch:
     """The rows of many write sets, table by table: one pass over each table a batch."""
 
     def __init__(self) -> None:
-        self.tasks: dict[str, list[tuple[Any, ...]]] = {}
         self.inserts: list[tuple[Any, ...]] = []
+        self.updates: dict[str, list[tuple[Any, ...]]] = {}  # by family
+        self.pools: list[tuple[int, Pool]] = []
+        self.rows: dict[str, list[tuple[Any, ...]]] = {}  # by statement
+        self.requests: list[tuple[Any, ...]] = []
+        self.results: list[tuple[Any, ...]] = []
+        self.rivals: dict[str, tuple[int, str]] = {}
         self.events: list[Event] = []
         self.log: list[LogEntry] = []
-        self.rows: dict[str, list[tuple[Any, ...]]] = {}
-        self.pools: list[tuple[int, Pool]] = []
 
     def add(self, writes: WriteSet) -> None:
-        for write in writes.tasks:
-            family = write.family
-            if family == "insert" or write.expected_version == 0:
-                self.inserts.append(codec.task_row(write.task))
+        for expected, task, family in map(astuple, writes.tasks):
+            if expected == 0:
+                self.inserts.append(astuple(task))
+            elif family in self.updates:
+                self.updates[family].append((*_FAMILIES[family].row(task), expected))
             elif family != "compare":
-                statement = _FAMILIES.get(family) or _FAMILIES["any"]
-                self.tasks.setdefault(statement.sql, []).append((*statement.row(write.task), write.expected_version))
-        self.events.extend(writes.events)
+                self.updates[family] = [(*_FAMILIES[family].row(task), expected)]
+        self.events += writes.events
+        for request in writes.requests:
+            self.requests.append((request.at // BUCKET_US, *codec.request_row(request)))
+        for result in writes.results:
+            self.results.append(codec.result_row(result))
+        for task_id, generation, digest in writes.discard_rivals:
+            self.rivals[task_id] = (generation, digest)
         if writes.log:
-            self.log.extend(writes.log)
-        rows = self.rows
-        if writes.requests:
-            rows.setdefault(INSERT_REQUEST, []).extend(
-                (request.at // BUCKET_US, *codec.request_row(request)) for request in writes.requests
-            )
-        if writes.results:
-            rows.setdefault(INSERT_RESULT, []).extend(map(codec.result_row, writes.results))
+            self.log += writes.log
         if writes.inputs:
-            rows.setdefault(PUT_INPUT, []).extend(codec.input_row(*entry) for entry in writes.inputs)
+            self._extend(PUT_INPUT, (codec.input_row(*entry) for entry in writes.inputs))
         if writes.dependencies:
-            rows.setdefault(INSERT_DEPENDENCY, []).extend(
-                (d.task_id, d.parent_id, position) for position, d in enumerate(writes.dependencies)
-            )
+            rows = ((d.task_id, d.parent_id, position) for position, d in enumerate(writes.dependencies))
+            self._extend(INSERT_DEPENDENCY, rows)
         if writes.checkpoints:
-            rows.setdefault(PUT_CHECKPOINT, []).extend(map(codec.checkpoint_row, writes.checkpoints))
+            self._extend(PUT_CHECKPOINT, map(codec.checkpoint_row, writes.checkpoints))
         if writes.drop_checkpoints:
-            rows.setdefault("DELETE FROM checkpoint WHERE task_id = ?", []).extend(
-                (task_id,) for task_id in writes.drop_checkpoints
-            )
+            self._extend(DROP_CHECKPOINT, ((task_id,) for task_id in writes.drop_checkpoints))
         if writes.staged:
-            rows.setdefault(INSERT_STAGED, []).extend(map(codec.staged_row, writes.staged))
+            self._extend(INSERT_STAGED, map(codec.staged_row, writes.staged))
         if writes.discard_attempts:
-            rows.setdefault(DISCARD_ATTEMPT, []).extend(writes.discard_attempts)
-        if writes.discard_rivals:
-            rows.setdefault(DISCARD_RIVALS, []).extend(
-                (generation, digest, task_id) for task_id, generation, digest in writes.discard_rivals
-            )
+            self._extend(DISCARD_ATTEMPT, writes.discard_attempts)
         if writes.pool_write is not None:
             self.pools.append(writes.pool_write)
+
+    def _extend(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        self.rows.setdefault(statement, []).extend(rows)
 
     def write(self, con: apsw.Connection, number: int) -> int:
         """Write it all; the last number given to an event or log entry. Raises Inconsistent, never half a batch:
@@ -334,8 +350,8 @@ class _Batch:
         many = con.executemany
         before = con.total_changes()
         expected = len(self.inserts) + len(self.pools)
-        for sql, rows in self.tasks.items():
-            many(sql, rows)
+        for family, rows in self.updates.items():
+            many(_FAMILIES[family].sql, rows)
             expected += len(rows)
         if self.inserts:
             many(INSERT_TASK, self.inserts)
@@ -347,12 +363,26 @@ class _Batch:
                 con.execute(UPDATE_POOL, (*row[1:], row[0], version))
         if con.total_changes() - before != expected:
             raise Inconsistent("a record moved inside a transaction that holds the write lock; run fencepost audit")
-        for sql, rows in self.rows.items():
-            many(sql, rows)
+        for statement in _IN_ORDER:
+            if statement in self.rows:
+                many(statement, self.rows[statement])
+        if self.rivals:
+            self._settle_rivals(con)
+        if self.results:
+            many(INSERT_RESULT, self.results)
+        if self.requests:
+            many(INSERT_REQUEST, self.requests)
         if self.events:
-            many(INSERT_EVENT, [codec.event_row(number + i, event) for i, event in enumerate(self.events, 1)])
+            event_row = codec.event_row
+            many(INSERT_EVENT, [event_row(number + i, event) for i, event in enumerate(self.events, 1)])
             number += len(self.events)
         if self.log:
             many(INSERT_LOG, [codec.log_row(number + i, entry) for i, entry in enumerate(self.log, 1)])
             number += len(self.log)
         return number
+
+    def _settle_rivals(self, con: apsw.Connection) -> None:
+        """Few tasks have staged anything: one statement asks for them all."""
+        staged: Any = con.execute(WITH_STAGED, (apsw.carray(tuple(self.rivals)),))
+        for task_id in [row[0] for row in staged]:
+            con.execute(DISCARD_RIVALS, (*self.rivals[task_id], task_id))

@@ -70,7 +70,7 @@ CREATE TABLE task (
     created_at INTEGER NOT NULL,
     pruned_to_version INTEGER NOT NULL,
     trace_context TEXT
-) STRICT, WITHOUT ROWID;
+) STRICT;
 
 -- What is alive. Kind stands before priority, so that a scan for some kinds never walks over the others; a
 -- scan jumps from kind to kind and from priority to priority. A renewal changes no column of it.
