@@ -14,6 +14,7 @@ import msgspec
 from fencepost.errors import InvalidRequest
 from fencepost.kernel import commands as k
 from fencepost.kernel.digests import digest, encode
+from fencepost.kernel.records import Policy
 from fencepost.wire import Claim, NewTask, new_id
 
 
@@ -94,14 +95,14 @@ def _instant(moment: Any) -> int:
     return round(moment.timestamp() * 1_000_000)
 
 
-def policy(changes: dict[str, Any], standing: dict[str, Any]) -> k.Policy:
+def policy(changes: dict[str, Any], standing: dict[str, Any]) -> Policy:
     """The standing policy with `changes`; unknown names and wrong types raise InvalidRequest."""
     for name in changes:
-        if name not in k.Policy.__struct_fields__:
-            known = ", ".join(k.Policy.__struct_fields__)
+        if name not in Policy.__struct_fields__:
+            known = ", ".join(Policy.__struct_fields__)
             raise InvalidRequest(f"policy.{name}", f"is no policy; there are {known}")
     try:
-        found = msgspec.convert({**standing, **changes}, k.Policy)
+        found = msgspec.convert({**standing, **changes}, Policy)
     except msgspec.ValidationError as error:
         raise InvalidRequest("policy", str(error)) from None
     return k.check_policy(found)

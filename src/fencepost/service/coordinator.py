@@ -104,16 +104,16 @@ class Coordinator:
         return [Submitted(answers.task_view(task), created) for task, created in answer.info["tasks"]]
 
     async def claim_next(self, command: Any, wait: float = 0.0) -> list[Claim] | Refused:
-        found = await self.ask(command)
+        found: list[Claim] | Refused = await self.ask(command)
         if wait <= 0 or isinstance(found, Refused) or found:
-            return found  # type: ignore[no-any-return]
+            return found
         async with self._wakeups.waiter(command.pool, command.queues, command.kinds, wait) as waiter:
             while True:
                 # Asked again after registering, so that what came in between is not slept through.
                 found = await self.ask(command)
                 if isinstance(found, Refused) or found:
                     waiter.pass_on()  # where there was one there may be more
-                    return found  # type: ignore[no-any-return]
+                    return found
                 if not await waiter.woken():
                     return []
 
