@@ -29,7 +29,7 @@ LISTED = 10  # tasks that are named one by one for people
 
 
 async def submit(
-    file: str | None = None,
+    file: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     *,
     input: str | None = None,
     task_id: str | None = None,
@@ -84,6 +84,8 @@ async def submit(
         With --wait: give up after so many seconds.
     """
     options = options or Options()
+    if file is not None and file.startswith("-") and file != "-":
+        raise InvalidRequest(file, "is no option of submit (a file of this name: ./…); see `fencepost submit --help`")
     given = {
         "task_id": task_id,
         "kind": kind,
