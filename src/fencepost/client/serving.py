@@ -40,6 +40,7 @@ class _TimedOut(Exception):
 
 def keep_tail(text: str, limit: int = MAX_ERROR_BYTES) -> str:
     """`text` within `limit` bytes: of a traceback, or of what a program said last, the end is what matters."""
+    text = text.replace("\0", "\N{SYMBOL FOR NULL}")  # as the client will, and the room is counted after it
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= limit:
         return text
@@ -240,7 +241,8 @@ class Serving:
     async def _fail(self, text: str, *, retry: bool) -> None:
         usage = self._usage()
         text = keep_tail(text)
-        log.warning("task %s failed: %s", self.claim.task_id, text.strip().rsplit("\n", 1)[-1], extra=self._seen)
+        point = text.strip().rsplit("\n", 1)[-1][-300:]
+        log.warning("task %s failed: %s", self.claim.task_id, point, extra=self._seen)
         await self._end(
             "failed",
             lambda rid: self._client.fail(self.claim, text, retry=retry, usage=usage, request_id=rid),
