@@ -1,0 +1,199 @@
+"""Cycles per second: claim + commit through `Client`, durable, beside a bare loop that writes the same rows.
+
+A cycle is `claim_next` and `commit` of one task with a 100-byte input and a 100-byte result, on the shipped
+schema with every record. Tasks are submitted beforehand. For each number of callers fencepost and the bare loop
+take turns, each on a fresh copy of one file; the bare loop's transactions hold as many cycles as there are callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import bare
+from measuring import INPUT, RESULT, at_least_one, machine, median, parser, progress, scratch, show
+
+import fencepost
+from fencepost.client.client import Client
+from fencepost.wire import NewTask
+
+CYCLES = {1: 2000, 16: 12_000, 128: 24_000}  # a repetition each; about two seconds on two cores
+SUBMIT = 1000
+FULL = 2  # PRAGMA synchronous
+GOALS = {"1": (900, 0.5), "16": (6000, 0.5), "128": (12_000, 0.4)}
+
+
+def cycles_for(callers: int) -> int:
+    return max(count for least, count in CYCLES.items() if callers >= least)
+
+
+def warm_up_for(callers: int) -> int:
+    """Enough for every statement to be prepared and every caller to have come round, in whole transactions."""
+    return callers * max(2, 200 // callers)
+
+
+async def template(path: Path, tasks: int) -> bare.Settings:
+    """A database at `path` with that many ready tasks, closed again; and how its writer's connection was set."""
+    async with await fencepost.connect(f"sqlite:///{path}") as client:
+        await fill(client, tasks)
+        return await durable(client)
+
+
+async def fill(client: Client, tasks: int) -> None:
+    for start in range(0, tasks, SUBMIT):
+        await client.submit_many([NewTask(INPUT) for _ in range(min(SUBMIT, tasks - start))])
+
+
+async def durable(client: Client) -> bare.Settings:
+    """The settings of the connection that writes: WAL and synchronous=FULL, so that what was answered is on disk."""
+    store: Any = client.backend.store  # type: ignore[attr-defined]
+    settings: bare.Settings = await store._on(store._writer, bare.settings_of)
+    if settings["journal_mode"] != "wal" or settings["synchronous"] != FULL:
+        raise AssertionError(f"not durable: {settings}")
+    return settings
+
+
+async def drive(client: Client, callers: int, cycles: int) -> None:
+    """`cycles` by so many callers at once; each goes on until all are begun."""
+    left = cycles
+
+    async def caller(number: int) -> None:
+        nonlocal left
+        owner = f"caller-{number}"
+        while left:
+            left -= 1
+            [claim] = await client.claim_next(owner=owner)  # type: ignore[misc]
+            answer = await client.commit(claim, RESULT)
+            if answer.outcome != "COMMITTED":
+                raise AssertionError(f"a commit in a database of our own was refused: {answer}")
+
+    await asyncio.gather(*(caller(number) for number in range(callers)))
+
+
+async def measure(client: Client, callers: int, cycles: int) -> tuple[float, float]:
+    """Seconds and CPU seconds of the whole process, after the warm-up."""
+    await drive(client, callers, warm_up_for(callers))
+    wall, cpu = time.perf_counter(), time.process_time()
+    await drive(client, callers, cycles)
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+async def on_sqlite(path: Path, callers: int, cycles: int) -> tuple[float, float]:
+    async with await fencepost.connect(f"sqlite:///{path}") as client:
+        await durable(client)
+        return await measure(client, callers, cycles)
+
+
+async def on_memory(callers: int, cycles: int) -> tuple[float, float]:
+    async with await fencepost.connect("memory://") as client:
+        await fill(client, warm_up_for(callers) + cycles)
+        return await measure(client, callers, cycles)
+
+
+def fresh(source: Path, name: str) -> Path:
+    """A copy that is on the disk already, so that nobody pays for it while the clock runs."""
+    copy = source.with_name(name)
+    shutil.copyfile(source, copy)
+    with open(copy, "rb+") as file:
+        os.fsync(file.fileno())
+    return copy
+
+
+def remove(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def compare(folder: Path, callers: int, cycles: int, repeat: int, note: Any) -> dict[str, list[float]]:
+    """Fencepost and the bare loop in turn, `repeat` times each."""
+    source = folder / f"template-{callers}.db"
+    warm_up = warm_up_for(callers)
+    note(f"{callers} callers: submitting {warm_up + cycles:,} tasks")
+    settings = asyncio.run(template(source, warm_up + cycles))
+    found: dict[str, list[float]] = {"wall": [], "cpu": [], "bare_wall": [], "bare_cpu": []}
+    for turn in range(repeat):
+        note(f"{callers} callers: {turn + 1} of {repeat}")
+        for who in ("fencepost", "bare") if turn % 2 == 0 else ("bare", "fencepost"):
+            copy = fresh(source, f"{who}-{callers}-{turn}.db")
+            if who == "fencepost":
+                wall, cpu = asyncio.run(on_sqlite(copy, callers, cycles))
+                found["wall"].append(wall / cycles)
+                found["cpu"].append(cpu / cycles)
+            else:
+                wall, cpu = bare.run(str(copy), settings, cycles, callers, RESULT, warm_up)
+                found["bare_wall"].append(wall / cycles)
+                found["bare_cpu"].append(cpu / cycles)
+            remove(copy)
+    remove(source)
+    return found
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--store", choices=("sqlite", "memory"), default="sqlite")
+    options.add_argument("--callers", default="1,16,128", help="numbers of callers, separated by commas")
+    options.add_argument(
+        "--cycles", type=at_least_one, help="cycles of a repetition (default: by the number of callers)"
+    )
+    chosen = options.parse_args()
+    on_disk = chosen.store == "sqlite"
+    found: dict[str, Any] = {
+        "benchmark": "cycle",
+        "store": chosen.store,
+        "durable": "WAL, synchronous=FULL" if on_disk else "not at all",
+        "repetitions": chosen.repeat,
+        "cycles_per_s": {},
+        "cpu_us_per_cycle": {},
+    }
+    if on_disk:
+        found |= {"ratio_to_bare": {}, "bare_cycles_per_s": {}, "bare_cpu_us_per_cycle": {}}
+        found["goals"] = {name: {"cycles_per_s": goal, "ratio_to_bare": ratio} for name, (goal, ratio) in GOALS.items()}
+    found["each"] = {}
+    with scratch(chosen.folder) as folder:
+        found["machine"] = machine(folder)
+        for callers in (at_least_one(text) for text in chosen.callers.split(",")):
+            cycles = chosen.cycles or cycles_for(callers)
+            name = str(callers)
+
+            def note(text: str) -> None:
+                progress(chosen.json, text)
+
+            if on_disk:
+                times = compare(folder, callers, cycles, chosen.repeat, note)
+                pairs = zip(times["bare_wall"], times["wall"], strict=True)
+                found["ratio_to_bare"][name] = median([theirs / ours for theirs, ours in pairs], 3)
+                found["bare_cycles_per_s"][name] = round(1 / statistics.median(times["bare_wall"]))
+                found["bare_cpu_us_per_cycle"][name] = median([t * 1e6 for t in times["bare_cpu"]], 1)
+            else:
+                rounds = [asyncio.run(on_memory(callers, cycles)) for _ in range(chosen.repeat)]
+                times = {"wall": [wall / cycles for wall, _ in rounds], "cpu": [cpu / cycles for _, cpu in rounds]}
+            found["cycles_per_s"][name] = round(1 / statistics.median(times["wall"]))
+            found["cpu_us_per_cycle"][name] = median([t * 1e6 for t in times["cpu"]], 1)
+            found["each"][name] = {
+                kind + "_us": [round(t * 1e6, 1) for t in values] for kind, values in times.items()
+            } | {"cycles": cycles}
+    rows = [
+        (
+            name,
+            found["cycles_per_s"][name],
+            found["cpu_us_per_cycle"][name],
+            *(
+                (found["bare_cycles_per_s"][name], found["bare_cpu_us_per_cycle"][name], found["ratio_to_bare"][name])
+                if on_disk
+                else ()
+            ),
+        )
+        for name in found["cycles_per_s"]
+    ]
+    columns = ["callers", "cycles/s", "CPU µs a cycle", *(["bare cycles/s", "bare CPU µs", "ratio"] if on_disk else [])]
+    title = f"claim + commit through Client, {chosen.store}, durable: {found['durable']}"
+    show(found, chosen.json, title, columns, rows)
+
+
+if __name__ == "__main__":
+    main()
