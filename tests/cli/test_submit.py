@@ -69,7 +69,7 @@ def test_a_bad_line_is_refused_by_its_number_and_reason(line: str, reason: str) 
 
 
 def test_a_line_that_is_no_utf8_is_refused_by_its_number() -> None:
-    with pytest.raises(BadLine, match="line 2: .*UTF-8"):
+    with pytest.raises(BadLine, match=r"line 2: .*UTF-8"):
         read(GOOD.encode() + b'{"input": "\xff"}\n')
 
 

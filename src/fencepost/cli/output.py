@@ -43,11 +43,18 @@ STYLES = {
 _WIDE = 10_000  # where nobody looks at a screen
 
 
+class _Console(Console):
+    """Leaves a reader that went away to `main`, where Rich would end the process with exit code 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console(stderr: bool = False) -> Console:
     """A console for people: literal text, no emoji codes, no highlighting; unbounded width without a terminal."""
     file = sys.stderr if stderr else sys.stdout
     width = None if file.isatty() or os.environ.get("COLUMNS") else _WIDE
-    return Console(file=file, markup=False, highlight=False, emoji=False, soft_wrap=True, width=width)
+    return _Console(file=file, markup=False, highlight=False, emoji=False, soft_wrap=True, width=width)
 
 
 def say(text: str | Text = "", style: str | None = None, *, before: str = "") -> None:

@@ -130,6 +130,8 @@ async def raise_epoch(
         view = await client.pool(name)
         if isinstance(view, Refused):
             return output.refused(view, json=options.as_json)
+        if to is not None and to <= view.epoch:
+            raise InvalidRequest("to", f"must be above the current epoch {view.epoch}, got {to}")
         if not options.as_json:
             _warn(view, await _claimed(client, name), view.epoch + 1 if to is None else to)
         if not yes and not _agreed():
