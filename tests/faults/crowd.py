@@ -1,0 +1,195 @@
+"""Many processes on one SQLite file: the two long stories, with numbers that make them short or long."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import signal
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import apsw
+
+from fencepost.client.client import Client
+from fencepost.wire import NewTask, Result
+from tests.faults.stage import Program, Stage, until
+
+# many writers -------------------------------------------------------------------------------------
+
+
+async def everybody_writes(
+    stage: Stage, *, processes: int, share: int, callers: int, lock: float, within: float
+) -> dict[str, Any]:
+    """`processes` claim and commit `share` tasks each, beside a reader with an open snapshot, a poller, a writer that
+    takes its time, and a lock that somebody else holds for `lock` seconds."""
+    client = await stage.client()
+    total = processes * share
+    for first in range(0, total, 5_000):
+        await client.submit_many([NewTask(n, task_id=f"t{n:06}") for n in range(first, min(first + 5_000, total))])
+    crowd = [await stage.program("cycler", stage.url, f"w{n}", str(callers), str(share)) for n in range(processes)]
+    for program in crowd:
+        await program.reaches("connected", within=300.0)
+    others = asyncio.Event()
+    with stage.sql() as snapshot:
+        snapshot.execute("BEGIN")
+        snapshot.execute("SELECT count(*) FROM task").fetchall()
+        started = time.monotonic()
+        for program in crowd:
+            program.tell("go")
+        beside = [
+            asyncio.create_task(asyncio.to_thread(hold_the_lock, stage, lock)),
+            asyncio.create_task(slow_writer(stage, others)),
+            asyncio.create_task(poll(stage, others)),
+        ]
+        try:
+            ends = [await program.reaches("done", within=within) for program in crowd]
+        finally:
+            others.set()
+            await asyncio.gather(*beside)
+        seconds = time.monotonic() - started
+        snapshot.execute("ROLLBACK")
+    for program in crowd:
+        assert await program.ended() == 0, program.stderr()
+    wrong = [text for end in ends for text in end["wrong"]]
+    assert wrong == [], wrong[:5]
+    assert sum(end["committed"] for end in ends) == total
+    await committed_once(stage, client, total)
+    return {
+        "cycles_per_s": round(total / seconds),
+        "p95_of_claims": max(end["p95"] for end in ends),
+        "longest_claim": max(end["longest"] for end in ends),
+    }
+
+
+def hold_the_lock(stage: Stage, seconds: float) -> None:
+    time.sleep(0.3)  # not before everybody is at work
+    with stage.sql() as con:
+        take_the_lock(con)
+        time.sleep(seconds)
+        con.execute("COMMIT")
+
+
+def take_the_lock(con: apsw.Connection) -> None:
+    """An outsider's own patience: it must not give up in a crowd either."""
+    con.set_busy_timeout(60_000)
+    con.execute("BEGIN IMMEDIATE")
+
+
+async def slow_writer(stage: Stage, over: asyncio.Event) -> None:
+    """A maintenance script of somebody's own: 200 ms in one transaction, again and again."""
+
+    def write() -> None:
+        with stage.sql() as con:
+            take_the_lock(con)
+            time.sleep(0.2)
+            con.execute("COMMIT")
+
+    while not over.is_set():
+        await asyncio.to_thread(write)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), 2.0)
+
+
+async def poll(stage: Stage, over: asyncio.Event) -> None:
+    """A dashboard: pages of tasks and the journal's end, through the client. What it raises fails the test."""
+    client = await stage.client()
+    while not over.is_set():
+        await client.tasks(limit=200)
+        await client.pools()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), 0.2)
+
+
+async def committed_once(stage: Stage, client: Client, total: int) -> None:
+    with stage.sql() as con:
+        states = dict(con.execute("SELECT state, count(*) FROM task GROUP BY state").fetchall())
+        results = con.execute("SELECT count(*), count(DISTINCT task_id) FROM result").fetchall()[0]
+        commits = con.execute(
+            "SELECT count(*), count(DISTINCT task_id) FROM event WHERE name = 'result_committed'"
+        ).fetchall()[0]
+    assert list(states.values()) == [total], states
+    assert tuple(results) == tuple(commits) == (total, total)
+    await stage.audit()
+    assert stage.integrity() == "ok"
+
+
+# a killer among workers ---------------------------------------------------------------------------
+
+
+async def a_killer_among_workers(
+    stage: Stage, *, workers: int, tasks: int, seconds: float, seed: int, ttl: float, chunk: float, within: float
+) -> dict[str, Any]:
+    """`workers` do `tasks`; for `seconds` somebody SIGKILLs (and replaces), SIGSTOPs and SIGCONTs them at random."""
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    client = await stage.client()
+    texts = {f"t{n:05}": f"text {n} of {seed}" for n in range(tasks)}
+    await client.submit_many(
+        [
+            NewTask(
+                {"text": text, "chunks": dice.randint(1, 6), "seconds": chunk},
+                task_id=task_id,
+                kind="text",
+                max_attempts=10_000,
+            )
+            for task_id, text in texts.items()
+        ]
+    )
+    # A failed attempt would wait for its backoff; none is expected, only lost ones.
+    names = iter(range(100_000))
+    options = {"ttl": ttl, "concurrency": 4, "drain_timeout": 10.0, "kinds": ["text"]}
+
+    async def hire() -> Program:
+        return await stage.program("worker", stage.url, f"w{next(names)}", options)
+
+    alive = [await hire() for _ in range(workers)]
+    for program in alive:
+        await program.reaches("connected")
+    stopped: dict[int, float] = {}
+    did: Counter[str] = Counter()
+    codes: Counter[int] = Counter()
+    end = time.monotonic() + seconds
+    while (now := time.monotonic()) < end:
+        for place, program in enumerate(alive):
+            if stopped.get(place, now + 1) <= now:
+                del stopped[place]
+                program.wake()
+                did["SIGCONT"] += 1
+        place = dice.randrange(workers)
+        roll = dice.random()
+        if roll < 0.2:
+            stopped.pop(place, None)
+            codes[await alive[place].kill()] += 1
+            alive[place] = await hire()
+            did["SIGKILL"] += 1
+        elif roll < 0.7 and place not in stopped:
+            alive[place].signal(signal.SIGSTOP)
+            stopped[place] = now + dice.choice([0.05, 0.3, ttl, 2 * ttl])
+            did["SIGSTOP"] += 1
+        await asyncio.sleep(dice.uniform(0.02, 0.25))
+    for place in list(stopped):
+        alive[place].wake()
+    all_done = await until(lambda: none_open(stage), within=within, look_every=0.1)
+    assert all_done
+    for program in alive:
+        program.signal(signal.SIGTERM)
+    for program in alive:
+        codes[await program.ended()] += 1
+    print(f"did {dict(did)}, exit codes {dict(codes)}")
+    assert codes == {0: workers, -9: did["SIGKILL"]}, f"a worker ended by something else: {codes}"
+    for task_id, text in texts.items():
+        result = await client.result(task_id)
+        assert isinstance(result, Result) and result.value == hashlib.sha256(text.encode()).hexdigest()
+    await committed_once(stage, client, tasks)
+    status = await client.report("status")
+    return {**did, "seed": seed, "discarded": status["discarded_compute"]}
+
+
+def none_open(stage: Stage) -> bool:
+    with stage.sql() as con:
+        done = con.execute("SELECT count(*) FROM task t WHERE NOT EXISTS (SELECT 1 FROM result r "
+                           "WHERE r.task_id = t.task_id)").get  # fmt: skip
+    return done == 0

@@ -1,0 +1,19 @@
+"""The kill switch under load, a hundred times over."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.stage import Stage
+from tests.faults.test_epoch_raised import raise_in_the_middle
+
+ROUNDS = 100
+
+
+@pytest.mark.soak
+async def test_a_hundred_raises_under_sixteen_busy_clients_and_nothing_of_an_old_epoch_follows_one(
+    stage: Stage,
+) -> None:
+    done = await raise_in_the_middle(stage, ROUNDS)
+    print(done)
+    assert done["accepted"] >= ROUNDS * 32
