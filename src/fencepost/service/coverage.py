@@ -12,6 +12,7 @@ import msgspec
 
 from fencepost.kernel.fence import DOORS
 from fencepost.kernel.records import Event, State, Task
+from fencepost.service.epochs import Epochs
 
 # Doors whose changes the records count by themselves, by the event that each change leaves.
 _COUNTED = {
@@ -23,7 +24,7 @@ _COUNTED = {
 }
 # Renew, checkpoint, release, fail, expire, …; and what commit, submit, cancel and revise change besides.
 OTHER = "other"
-ROWS = ("submit", "claim", "commit", "cancel", "revise", OTHER)
+ROWS = ("submit", "claim", "commit", "cancel", "revise", OTHER, "pool")
 
 
 class CoverageRow(msgspec.Struct, frozen=True):
@@ -82,6 +83,14 @@ class Coverage:
             self._accepted[row] += 1
         else:
             self._incomplete.setdefault(row, Counter())[event.door] += 1
+
+    def pool(self, epochs: Epochs) -> None:
+        """Count a pool's own changes, where retention has left its log whole."""
+        if epochs.whole:
+            self._changes["pool"] += epochs.changes
+            self._accepted["pool"] += epochs.accepted
+            if epochs.incomplete:
+                self._incomplete.setdefault("pool", Counter())["pool"] += epochs.incomplete
 
     def rows(self) -> list[CoverageRow]:
         """One row a door. The ratio never exceeds 1, and an incomplete event lowers it even where events were

@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
+from fencepost.kernel.fence import DOORS
 from fencepost.kernel.records import Event, LogEntry, Pool
-from fencepost.service.journal import log_of
+from fencepost.service.journal import compared_names, log_of
 from fencepost.stores.base import Store
 
 # Events of what passes the whole fence: under the pool's present epoch, or not at all.
@@ -27,6 +28,9 @@ class Epochs:
         self._epochs: list[int] = []
         self.whole = True
         self.current = 1
+        self.changes = 0  # of the pool's record since it was created
+        self.accepted = 0  # log entries of such changes that carry the door's full comparison
+        self.incomplete = 0
 
     def add(self, at: int, epoch: int) -> None:
         self._times.append(max(at, self._times[-1]) if self._times else at)
@@ -64,6 +68,13 @@ def _epochs(pool: Pool, entries: list[LogEntry], report: Callable[[int, str], No
             report(7, f"{name}: a log entry {entry.outcome} shows no epoch or version")
             continue
         raised = entry.outcome == "EPOCH_RAISED"
+        if version > 1:
+            missing = int(DOORS["pool"].compares) & ~int(detail.get("compared") or 0)
+            known.incomplete += bool(missing)
+            known.accepted += not missing
+            if missing:
+                names = ", ".join(compared_names(missing))
+                report(3, f"{name}: its change to version {version} came without comparing {names}")
         if last is None:
             known.whole = version <= 2  # a pool that the store was created with has no entry of version 1
             if not known.whole:
@@ -90,4 +101,5 @@ def _epochs(pool: Pool, entries: list[LogEntry], report: Callable[[int, str], No
     elif at_record != pool.epoch:
         report(7, f"{name} stands at epoch {pool.epoch}, its log says {at_record}")
     known.current = max(known.current, pool.epoch)
+    known.changes = pool.state_version - 1
     return known

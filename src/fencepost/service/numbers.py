@@ -8,6 +8,7 @@ in use the three parts are a moment apart.
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
@@ -19,6 +20,7 @@ from fencepost.clock import MICROSECOND, to_datetime, to_us
 from fencepost.kernel.commands import check_id, check_seconds
 from fencepost.kernel.records import Event, LogEntry, State, Task
 from fencepost.service.coverage import Coverage
+from fencepost.service.epochs import read_epochs
 from fencepost.service.journal import log_of
 from fencepost.service.queries import add_usage
 from fencepost.stores.base import Store, TaskFilter
@@ -73,6 +75,10 @@ async def numbers(
         found.event(event)
     async for numbered in log_of(store, None, ("refusal", "usage", "replay", "alarm"), pool):
         found.entry(numbered.entry)
+    if found.coverage is not None:
+        for name, epochs in (await read_epochs(store, lambda invariant, says: None)).items():
+            if pool is None or name == pool:
+                found.coverage.pool(epochs)
     lanes: dict[Lane, dict[str, int]] = {}
     for in_pool, queue, kind, state, count in await store.counts():
         if pool is None or in_pool == pool:
@@ -95,6 +101,7 @@ async def _tasks(store: Store, where: TaskFilter) -> AsyncIterator[Task]:
         if len(page) < PAGE:
             return
         after = page[-1].task_id
+        await asyncio.sleep(0)  # a store that answers at once must not keep the loop from everybody else
 
 
 async def _events(store: Store, pool: str | None, names: Sequence[str]) -> AsyncIterator[Event]:
@@ -106,6 +113,7 @@ async def _events(store: Store, pool: str | None, names: Sequence[str]) -> Async
         if len(page) < PAGE:
             return
         after = page[-1].number
+        await asyncio.sleep(0)
 
 
 async def _unreachable(store: Store, halted: Sequence[str]) -> int:

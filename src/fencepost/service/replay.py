@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fencepost.kernel.fence import DOORS, Compare
+from fencepost.kernel.fence import DOORS
 from fencepost.kernel.records import End, Event, State
 from fencepost.service.coverage import lacks
+from fencepost.service.journal import compared_names
 from fencepost.stores.base import TaskHistory
 
 Report = Callable[[int, str], None]
@@ -153,7 +154,7 @@ class Replay:
         else:
             missing = lacks(event)
             if missing:
-                names = ", ".join(bit.name or "" for bit in Compare if missing & bit)
+                names = ", ".join(compared_names(missing))
                 self._report(3, f"{at} came through {event.door} without comparing {names}")
 
     def _check_move(self, event: Event) -> None:
