@@ -127,3 +127,12 @@ async def ends_of(client: Any, task_id: str) -> list[str | None]:
 
 def commands(faults: Faults, kind: type = k.Command) -> list[str]:
     return [type(each).__name__ for each in faults.asked if isinstance(each, kind)]
+
+
+async def reported(client: Any, task_id: str) -> None:
+    """Some attempt of the task has reported what it cost, the last thing that a worker does with one that lost."""
+
+    async def look() -> bool:
+        return any(attempt.usage for attempt in await client.attempts(task_id))
+
+    await until(look, f"no attempt of {task_id} has reported its usage")
