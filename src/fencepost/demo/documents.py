@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 CHOSEN_SECONDS = 3.0  # how long the chosen document, the longest one, takes to read
-OTHERS_SECONDS = 4.0  # how long two workers take at most for all the others
+OTHERS_SECONDS = 3.0  # how long two workers take at most for all the others
+LONGEST_SECONDS = 4.0  # how long any takes at most, corrected ones included: a correction may outgrow a tiny text
 PIECES = 10
 MOST_DOCUMENTS = 200  # with more, an act would outlast a reader's patience
 CORRECTION = b"\n\nThis paragraph was added while a worker slept. Whoever read the text before has not seen it.\n"
@@ -57,11 +58,12 @@ class Reading:
         self._sha256 = hashlib.sha256()
 
     def pieces(self) -> Iterator[tuple[int, float]]:
-        """Piece by piece: how many per cent are read with it, and how many seconds it takes at this document's pace."""
+        """Piece by piece: how many per cent are read with it, and how many seconds that takes."""
         size = len(self._content)
         for number in range(PIECES):
             piece = self._content[size * number // PIECES : size * (number + 1) // PIECES]
-            yield (number + 1) * 100 // PIECES, len(piece) / self._document.bytes_per_second
+            seconds = min(len(piece) / self._document.bytes_per_second, LONGEST_SECONDS / PIECES)
+            yield (number + 1) * 100 // PIECES, seconds
             self._sha256.update(piece)
 
     def findings(self, read_by: str) -> Findings:

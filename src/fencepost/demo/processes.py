@@ -20,6 +20,7 @@ from typing import IO, Any
 import msgspec
 
 PATIENCE = 20.0  # seconds that any single event may take before the demo gives up
+TICK = 0.2  # seconds between two looks at whether the workers still live
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -45,6 +46,7 @@ class Cast:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._errors: dict[str, IO[bytes]] = {}
         self._threads: list[threading.Thread] = []
+        self._asked_to_leave: set[str] = set()
         try:
             for name in names:
                 self._start(name, [sys.executable, "-m", "fencepost.demo.worker", *arguments(name)])
@@ -67,14 +69,26 @@ class Cast:
         for line in process.stdout:
             self._lines.put(msgspec.json.decode(line, type=Line))
 
-    def expect(self, what: str, wanted: Callable[[Line], bool], seen: Callable[[Line], None] | None = None) -> Line:
-        """The first line that is wanted; `seen` is shown every line on the way, this one included."""
+    def expect(
+        self,
+        what: str,
+        wanted: Callable[[Line], bool],
+        seen: Callable[[Line], None] | None = None,
+        otherwise: Callable[[], Line | None] = lambda: None,
+    ) -> Line:
+        """The first line that is wanted; `seen` is shown every line on the way, this one included.
+
+        `otherwise` is asked again and again while no worker says anything: what it gives is as good as the line.
+        """
         waited = 0.0
         while waited < PATIENCE:
             try:
-                line = self._lines.get(timeout=0.2)
+                line = self._lines.get(timeout=TICK)
             except queue.Empty:
-                waited += 0.2
+                waited += TICK
+                found = otherwise()
+                if found is not None:
+                    return found
                 self._check_alive(what)
                 continue
             if seen is not None:
@@ -85,20 +99,20 @@ class Cast:
 
     def _check_alive(self, what: str) -> None:
         for name, process in self._processes.items():
-            if process.poll() is not None:
+            code = process.poll()
+            if code is not None and not (code == 0 and name in self._asked_to_leave):
                 raise NotAsExpected(
-                    f"worker {name} ended with {process.returncode} while the demo waited for this: {what}\n"
-                    + self._said(name)
+                    f"worker {name} ended with {code} while the demo waited for this: {what}\n" + self._said(name)
                 )
 
     def _said(self, name: str) -> str:
         self._errors[name].seek(0)
         return self._errors[name].read().decode(errors="replace")[-4_000:]
 
-    def order(self, name: str, word: str) -> None:
+    def start(self, name: str) -> None:
         pipe = self._processes[name].stdin
         assert pipe is not None
-        pipe.write(word.encode() + b"\n")
+        pipe.write(b"go\n")
         pipe.flush()
 
     def pause(self, name: str) -> None:
@@ -113,19 +127,23 @@ class Cast:
     def wake(self, name: str) -> None:
         self._processes[name].send_signal(signal.SIGCONT)
 
-    def dismiss(self) -> dict[str, int]:
-        """Ask all to stop, wait for them, and give their exit codes."""
+    def ask_to_leave(self, name: str) -> None:
+        """SIGTERM, as a process manager sends it: finish what you have, take nothing more."""
+        if name not in self._asked_to_leave:
+            self._asked_to_leave.add(name)
+            self._processes[name].send_signal(signal.SIGTERM)
+
+    def dismiss(self) -> None:
+        """Ask all to leave, and wait for them. Having been refused is no failure: each ends with exit code 0."""
         for name in self._processes:
-            self.order(name, "stop")
-        codes = {}
+            self.ask_to_leave(name)
         for name, process in self._processes.items():
             try:
-                codes[name] = process.wait(timeout=PATIENCE)
+                code = process.wait(timeout=PATIENCE)
             except subprocess.TimeoutExpired:
-                raise NotAsExpected(f"worker {name} did not stop when asked\n{self._said(name)}") from None
-            if codes[name] != 0:
-                raise NotAsExpected(f"worker {name} ended with {codes[name]}\n{self._said(name)}")
-        return codes
+                raise NotAsExpected(f"worker {name} did not leave when asked\n{self._said(name)}") from None
+            if code != 0:
+                raise NotAsExpected(f"worker {name} ended with {code}\n{self._said(name)}")
 
     def close(self) -> None:
         for process in self._processes.values():
@@ -156,4 +174,4 @@ def _close(pipe: IO[bytes]) -> None:
     try:
         pipe.close()
     except BrokenPipeError:
-        return  # an order that its reader did not live to read
+        return  # what its reader did not live to read

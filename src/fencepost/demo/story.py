@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 import fencepost
+import fencepost.sync
 from fencepost.demo import documents
 from fencepost.demo.documents import Document, Findings
 from fencepost.demo.processes import PATIENCE, Cast, Line, NotAsExpected
@@ -141,19 +142,30 @@ class FencepostStage:
         return result
 
     def await_late_answer(self, cast: Cast, seen: Callable[[Line], None]) -> Line:
-        return cast.expect("the late worker tries to commit", lambda line: line.did == "insisted", seen)
+        """From its own mouth; or from the journal, where it committed before its worker saw that the lease is over."""
+        return cast.expect(
+            "the late worker tries to commit", lambda line: line.did == "insisted", seen, self._refused_commit
+        )
+
+    def _refused_commit(self) -> Line | None:
+        for event in self._commit_refusals():
+            return Line("A", "insisted", CHOSEN, 1, detail={"answer": event.outcome, "reason": event.reason})
+        return None
+
+    def _commit_refusals(self) -> list[Any]:
+        events = self._client.events(task_id=CHOSEN).items
+        return [event for event in events if event.door == "commit" and not event.accepted]
 
     def outcome(self) -> dict[str, Any]:
         attempts = self._client.attempts(CHOSEN)
-        refusals = [event for event in self._client.events(task_id=CHOSEN).items if not event.accepted]
         audit = self._client.report("audit")
-        lost = [attempt for attempt in attempts if attempt.end != "COMMITTED" and attempt.ended_at is not None]
+        discarded = self._client.report("status")["discarded_compute"]
         return {
             "queue": "fencepost",
             "canonical": msgspec.convert(self._await_result(CHOSEN).value, Findings),
             "attempts": len(attempts),
-            "refusals": sum(event.count for event in refusals if event.door == "commit"),
-            "discarded_seconds": sum((attempt.ended_at - attempt.started_at).total_seconds() for attempt in lost),
+            "refusals": sum(event.count for event in self._commit_refusals()),
+            "discarded_seconds": discarded["usage"].get("seconds", 0.0) + discarded["wall"],
             "audit": f"clean: {audit.events} events of {audit.tasks} tasks" if audit.clean else "violations",
             "audit_clean": audit.clean,
         }
@@ -191,11 +203,11 @@ def play(
             cast.expect("every worker is ready", lambda line: line.did == "ready", seen)
         began = time.monotonic()
 
-        cast.order("A", "go")
+        cast.start("A")
         cast.expect("A takes the longest document", lambda line: line.did == "claimed", seen)
         tell(f"A takes {chosen.title} and reads it at {chosen.bytes_per_second:,.0f} bytes a second")
         for name in names[1:]:
-            cast.order(name, "go")
+            cast.start(name)
         if len(tasks) > 1:
             tell(f"B and C take the other {len(tasks) - 1} documents, one after the other")
 
@@ -205,6 +217,9 @@ def play(
         tell(f"A is stopped (SIGSTOP) at {STOP_AT} % of {chosen.title}. Seen from outside it is dead")
         documents.correct(chosen)
         tell(f"{chosen.title} is corrected meanwhile: a paragraph is added")
+        # Which leaves one worker that can take over, so that the story is the same every time.
+        cast.ask_to_leave("C")
+        tell("C is asked to leave (SIGTERM), finishes its document, and leaves. That is the easy case")
 
         cast.expect("another worker takes over", lambda line: bool(successor), seen)
         stage.await_takeover(cast, seen)

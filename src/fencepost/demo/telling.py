@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -48,7 +49,7 @@ _FRAME = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="htt
 INTRODUCTIONS = {
     "usual": (
         "Act 1: the usual queue",
-        "Claim by owner_id and expires_at, heartbeat, completion by id: demo/usual_queue.py, under 60 lines.",
+        "Claim by owner_id and expires_at, heartbeat, completion by id: demo/usual_queue.py, 60 lines.",
     ),
     "fencepost": (
         "Act 2: fencepost",
@@ -93,6 +94,8 @@ class Teller:
                 f"A commits: FENCED ({ending.late_reason}). Its claim was the first, the task's is the second. "
                 f"{ending.taken_over_by}'s result stands: {_counts(ending)}"
             )
+        elif ending.late_answer != "accepted":
+            what = f"A delivers its result and is told: {ending.late_answer} {ending.late_reason}"
         else:
             what = (
                 f"A completes {canonical.title} by its id: {ending.late_answer}. "
@@ -101,7 +104,7 @@ class Teller:
         self.happened(ending.seconds, what)
 
     def side_by_side(self, usual: Ending, fenced: Ending) -> None:
-        table = Table(title="Side by side", title_justify="left", title_style="bold", expand=False)
+        table = Table(title="Side by side", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
         table.add_column("")
         table.add_column(usual.queue, overflow="fold")
         table.add_column(fenced.queue, overflow="fold")
@@ -114,8 +117,9 @@ class Teller:
             ("discarded seconds", "not counted", f"{fenced.discarded_seconds or 0.0:.1f}"),
             ("audit", usual.audit, fenced.audit),
         ]
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
+        for name, left, right in rows:
+            told = name in ("canonical result", "it describes", "late worker was told")
+            table.add_row(name, Text(left, "red" if told else ""), Text(right, "green" if told else ""))
         self._line("")
         self._print(table)
 

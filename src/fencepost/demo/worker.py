@@ -1,7 +1,7 @@
 """One of the demo's worker processes: `python -m fencepost.demo.worker usual|fencepost NAME WHERE PARENT`.
 
-It reads documents until it is told to stop, and says on standard output what it does, one JSON line each. On standard
-input it takes orders: `go`, `stop`. When that pipe ends, whoever started it is gone, and so is it.
+It reads documents until it is asked to leave (SIGTERM), and says on standard output what it does, one JSON line each.
+It starts when it reads `go` on standard input. When that pipe ends, whoever started it is gone, and so is it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class Prompter:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.gone = threading.Event()  # told to stop
         self._may_start = threading.Event()
         self._lock = threading.Lock()
         threading.Thread(target=self._listen, name="orders", daemon=True).start()
@@ -42,13 +41,9 @@ class Prompter:
     def _listen(self) -> None:
         # Bare os.read: a buffered reader that a daemon thread waits in would make the interpreter's own exit fail.
         while orders := os.read(0, 1_024):
-            for order in orders.split():
-                if order == b"go":
-                    self._may_start.set()
-                elif order == b"stop":
-                    self.gone.set()
-                    os.kill(os.getpid(), signal.SIGTERM)
-        os._exit(0 if self.gone.is_set() else ABANDONED)
+            if orders.startswith(b"go"):
+                self._may_start.set()
+        os._exit(ABANDONED)
 
     def say(self, did: str, task: str = "", attempt: int = 0, percent: int = 0, **detail: Any) -> None:
         line = msgspec.json.encode(Line(self.name, did, task, attempt, percent, detail))
@@ -63,12 +58,18 @@ class Prompter:
 
 def work_on_the_usual_queue(prompter: Prompter, where: str) -> None:
     queue = UsualQueue(where)
-    signal.signal(signal.SIGTERM, lambda *_: None)  # `gone` is looked at between two documents
+    leaving = False
+
+    def leave(*_: object) -> None:
+        nonlocal leaving
+        leaving = True
+
+    signal.signal(signal.SIGTERM, leave)
     prompter.wait_for_go()
-    while not prompter.gone.is_set():
+    while not leaving:
         job = queue.claim(prompter.name, LEASE)
         if job is None:
-            prompter.gone.wait(POLL)
+            time.sleep(POLL)
             continue
         job_id, payload, attempt = job
         prompter.say("claimed", job_id, attempt)
