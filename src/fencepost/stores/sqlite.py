@@ -71,7 +71,7 @@ class SQLiteStore:
         self._damage: str | None = None
         self._watch: file.FileWatch | None = None
         self._writer = Lane("fencepost-sqlite-writer", partial(file.connect, path), file.Patience(wait))
-        self._reader = Lane("fencepost-sqlite-reader", partial(file.connect, path, reader=True), file.Patience(wait))
+        self._reader = Lane("fencepost-sqlite-reader", self._connect_reader, file.Patience(wait))
 
     @classmethod
     async def open(
@@ -174,6 +174,10 @@ class SQLiteStore:
             raise failure from error
 
     # read side ----------------------------------------------------------------------------------
+
+    def _connect_reader(self, patience: file.Patience) -> apsw.Connection:
+        self._check_file()
+        return file.connect(self.path, patience, reader=True)
 
     async def _read(self, view: Callable[..., T], *arguments: Any) -> T:
         def work(con: apsw.Connection) -> T:
