@@ -51,11 +51,11 @@ def _public_items(detail: Mapping[str, Any], secrets: Collection[str]) -> list[t
         elif name.endswith("_us") and type(value) is int:
             items.append((name.removesuffix("_us"), value / MICROSECOND))
         else:
-            items.append((_hide(name, secrets), _public(value, secrets)))
+            items.append((hide_keys(name, secrets), _public(value, secrets)))
     return items
 
 
-def _hide(text: str, secrets: Collection[str]) -> str:
+def hide_keys(text: str, secrets: Collection[str]) -> str:
     """`text` with attempt ids replaced, wherever they stand in it: an error text may quote one."""
     for secret in secrets:
         if secret in text:
@@ -65,7 +65,7 @@ def _hide(text: str, secrets: Collection[str]) -> str:
 
 def _public(value: Any, secrets: Collection[str]) -> Any:
     if isinstance(value, str):
-        return _hide(value, secrets)
+        return hide_keys(value, secrets)
     if isinstance(value, Mapping):
         return public_detail(value, secrets)
     if isinstance(value, (list, tuple)):
@@ -130,7 +130,8 @@ async def events(
     limit: int = 100,
     names: Sequence[str] = (),
 ) -> Page:
-    """Journal and log as one list, in order of time; each of the two keeps its own order of commit.
+    """Journal and log as one list, in order of time; each of the two keeps its own order of commit (refusals are
+    committed up to a second after they were answered).
 
     `names`: event names and log kinds of the closed lists. Every item carries the cursor that goes on
     behind it; `next_cursor` is None where there is nothing more *now*. Raises InvalidRequest naming

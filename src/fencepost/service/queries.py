@@ -20,7 +20,17 @@ from fencepost.kernel.digests import decode, short_hash
 from fencepost.kernel.outcomes import Outcome, Reason
 from fencepost.kernel.records import Content, End, LogEntry, ResultCommit, StagedState, State
 from fencepost.service.answers import task_view
-from fencepost.service.journal import MAX_PAGE, events, log_of, merged, open_cursor, positions_of, seal_cursor, watch
+from fencepost.service.journal import (
+    MAX_PAGE,
+    events,
+    hide_keys,
+    log_of,
+    merged,
+    open_cursor,
+    positions_of,
+    seal_cursor,
+    watch,
+)
 from fencepost.stores.base import Store, TaskFilter, TaskHistory
 from fencepost.wire import AttemptView, EventView, Page, Refused, Result, TaskView
 
@@ -222,7 +232,8 @@ def add_usage(total: dict[str, float], entry: LogEntry) -> None:
 
 
 def _attempts(history: TaskHistory, usage: Mapping[Any, dict[str, float]]) -> list[AttemptView]:
-    task, found = history.task, dict[int, dict[str, Any]]()
+    task, secrets = history.task, _secrets(history)
+    found: dict[int, dict[str, Any]] = {}
     for event in history.events:
         if event.name == "attempt_started":
             found[event.generation] = {
@@ -245,7 +256,8 @@ def _attempts(history: TaskHistory, usage: Mapping[Any, dict[str, float]]) -> li
             detail = event.detail or {}
             attempt["ended_at"] = to_datetime(event.at)
             attempt["end"] = "COMMITTED" if event.name == "result_committed" else detail.get("end")
-            attempt["error"] = detail.get("error")
+            error = detail.get("error")
+            attempt["error"] = hide_keys(error, secrets) if isinstance(error, str) else None
     if task.claim_generation and task.claim_generation not in found:
         _latest(found, history)
     views = []
@@ -301,6 +313,7 @@ async def history(store: Store, task_id: str, *, timeline_limit: int = TIMELINE_
         items, more = await merged(store, task_id, None, positions, limit, (), (), secrets)
         timeline += items
         positions = positions_of(items[-1].cursor) if items else positions
+    timeline.sort(key=lambda line: line.at)  # refusals are written up to a second after they were answered
     committed = found.result
     canonical = await store.result(task_id) if committed is not None else None
     lineage = []
