@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from cyclopts import App
 
 from fencepost import errors
 from fencepost.cli.dispatch import build
@@ -85,6 +86,29 @@ def test_the_texts_name_only_commands_that_exist() -> None:
             for word in path:
                 at = at[word]
     assert len(named) > 8
+
+
+def commands(app: App) -> list[App]:
+    found = [app[name] for name in app if not name.startswith("-")]
+    return [*found, *(inner for command in found for inner in commands(command))]
+
+
+def test_every_command_and_every_option_says_what_it_is() -> None:
+    found = commands(build())
+    assert len(found) > 25
+    for command in found:
+        assert command.help, command.name
+        for argument in command.assemble_argument_collection(parse_docstring=True):
+            if argument.children:
+                continue  # the group of common options, each of which says it
+            assert argument.parameter.help, (command.name, argument.name)
+
+
+def test_every_command_but_a_family_takes_json() -> None:
+    for command in commands(build()):
+        if command.default_command is not None:
+            names = {name for argument in command.assemble_argument_collection() for name in argument.names}
+            assert {"--json", "--store"} <= names, command.name
 
 
 def test_the_most_specific_text_gives_the_hint() -> None:

@@ -47,7 +47,7 @@ def explain(*code: str, options: Options | None = None) -> int:
     return output.DONE
 
 
-def demo(folder: Path | None = None, *, svg: Path | None = None, options: Options | None = None) -> int:
+def demo(folder: Path | None = None, /, *, svg: Path | None = None, options: Options | None = None) -> int:
     """A worker is paused in mid-task, another takes over, the first wakes up and tries to commit. Under 40 seconds.
 
     Played twice with real processes: before the usual queue, where the late result wins, and before fencepost.

@@ -25,7 +25,7 @@ DEFAULT = "default"
 NAMED = 20  # claims that are named one by one before a raise
 
 
-async def show(name: str = DEFAULT, *, options: Options | None = None) -> int:
+async def show(name: str = DEFAULT, /, *, options: Options | None = None) -> int:
     """Show a pool: epoch, intake, policy.
 
     Parameters
@@ -77,7 +77,7 @@ async def create(name: str, /, *policy: str, options: PersonOptions | None = Non
         return _tell(await client.create_pool(name, who=options.person, **changes), options)
 
 
-async def close_intake(name: str = DEFAULT, *, options: PersonOptions | None = None) -> int:
+async def close_intake(name: str = DEFAULT, /, *, options: PersonOptions | None = None) -> int:
     """Grant no more claims. Running ones may finish, and tasks may still be submitted.
 
     Parameters
@@ -90,7 +90,7 @@ async def close_intake(name: str = DEFAULT, *, options: PersonOptions | None = N
         return _tell(await client.close_intake(name, who=options.person), options)
 
 
-async def open_intake(name: str = DEFAULT, *, options: PersonOptions | None = None) -> int:
+async def open_intake(name: str = DEFAULT, /, *, options: PersonOptions | None = None) -> int:
     """Grant claims again.
 
     Parameters
@@ -108,7 +108,7 @@ async def open_intake(name: str = DEFAULT, *, options: PersonOptions | None = No
 
 
 async def raise_epoch(
-    name: str = DEFAULT, *, to: int | None = None, yes: bool = False, options: PersonOptions | None = None
+    name: str = DEFAULT, /, *, to: int | None = None, yes: bool = False, options: PersonOptions | None = None
 ) -> int:
     """Pull the kill switch: every client that learnt the old epoch, and every claim granted under it, is refused.
 

@@ -30,6 +30,7 @@ LISTED = 10  # tasks that are named one by one for people
 
 async def submit(
     file: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    /,
     *,
     input: str | None = None,
     task_id: str | None = None,
@@ -63,17 +64,17 @@ async def submit(
     task_id
         The task's own id, and its deduplication key (with --input). Generated otherwise.
     kind
-        The handler that it needs; of every line that names none.
+        The handler that a task needs, where its line names none.
     queue
-        Likewise.
+        Its queue, where its line names none.
     pool
-        Likewise.
+        Its pool, where its line names none.
     priority
-        Likewise; smaller first, -1000 to 1000.
+        Its priority, where its line names none: smaller first, -1000 to 1000.
     depends_on
         A task that must be committed before (with --input); may be repeated.
     delay
-        Seconds until it may be claimed.
+        Seconds until it may be claimed, where its line names no time.
     max_attempts
         How often it may fail or lapse before it is parked. Default: the pool's policy.
     on_failure
