@@ -15,7 +15,7 @@ from fencepost.kernel import commands as k
 from fencepost.kernel import people, pools, tasks
 from fencepost.kernel.fence import DOORS, Context, Guard
 from fencepost.kernel.graph import parents_of
-from fencepost.kernel.operations import Granted, Operation, refusal_entry, remember
+from fencepost.kernel.operations import Granted, Operation, guarded, refusal_entry, remember
 from fencepost.kernel.outcomes import Problem, Refusal
 from fencepost.kernel.records import Task
 from fencepost.kernel.writes import Decision, Keys, Snapshot, WriteSet, _prove
@@ -91,7 +91,7 @@ class Kernel:
                 return _answered(context, operation, answer)
         proof = _prove(operation.door, mask)
         if operation.each:
-            return _claim_next(context, operation, WriteSet(proof, context.pool.name, context.pool.epoch), candidates)
+            return _claim_next(context, operation, guarded(context, proof), candidates)
         decision = operation.act(context, proof)
         answer = decision.answer
         if type(answer) is Refusal or type(answer) is Problem:

@@ -47,6 +47,11 @@ class Granted(msgspec.Struct, frozen=True):
     repeated: bool = False
 
 
+def guarded(c: Context, proof: Proof) -> WriteSet:
+    """What a door that compares the epoch writes: only if the pool's record still stands as it was judged."""
+    return WriteSet(proof, c.pool.name, c.pool.epoch, c.pool.state_version)
+
+
 def event_of(task: Task, now: int, door: str, name: str, compared: int, detail: dict[str, Any] | None = None) -> Event:
     """The event of the change that led to `task`."""
     return Event(

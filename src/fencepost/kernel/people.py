@@ -23,6 +23,7 @@ from fencepost.kernel.operations import (
     changed,
     end_attempt,
     event_of,
+    guarded,
     repeat_guard,
     say,
     write_task,
@@ -152,7 +153,7 @@ def _reopen_act(c: Context, proof: Proof) -> Decision:
         available_at=min(task.available_at, c.now) if state is State.READY else task.available_at,
         ready_at=task.ready_at if task.ready_at is not None else ready_at,
     )
-    writes = WriteSet(proof, task.pool, c.pool.epoch)
+    writes = guarded(c, proof)
     writes.events.append(
         event_of(
             after,
@@ -181,7 +182,7 @@ def _revise_state(c: Context) -> Any:
 
 def _revise_act(c: Context, proof: Proof) -> Decision:
     task, command = c.task, c.command
-    writes = WriteSet(proof, task.pool, c.pool.epoch)
+    writes = guarded(c, proof)
     after = task
     if after.state == State.CLAIMED:
         after = end_attempt(writes, after, c.now, End.SUPERSEDED, state=State.READY, charge=False)
@@ -228,7 +229,7 @@ def _take_over_live(c: Context) -> Any:
 
 def _take_over_act(c: Context, proof: Proof) -> Decision:
     task = c.task
-    writes = WriteSet(proof, task.pool, c.pool.epoch)
+    writes = guarded(c, proof)
     after = end_attempt(
         writes,
         task,
@@ -259,7 +260,7 @@ def _discard_staged(c: Context) -> Any:
 def _discard_act(c: Context, proof: Proof) -> Decision:
     task = c.task
     after = changed(task)
-    writes = WriteSet(proof, task.pool, c.pool.epoch)
+    writes = guarded(c, proof)
     writes.discard_attempts.append((task.task_id, c.command.generation))
     writes.events.append(
         event_of(

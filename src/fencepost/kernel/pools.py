@@ -8,7 +8,7 @@ import msgspec
 
 from fencepost.kernel import commands as k
 from fencepost.kernel.fence import FOUND_POOL, Compare, Context, Guard, refuse_epoch
-from fencepost.kernel.operations import Accepted, Operation, remember, repeat_guard
+from fencepost.kernel.operations import Accepted, Operation, guarded, remember, repeat_guard
 from fencepost.kernel.outcomes import Outcome, Problem, Reason, Refusal
 from fencepost.kernel.records import LogEntry, Pool
 from fencepost.kernel.writes import Decision, Proof, WriteSet
@@ -51,7 +51,7 @@ def _raise_to(c: Context) -> Any:
 
 def _write(c: Context, proof: Proof, outcome: Outcome, **fields: Any) -> Decision:
     pool = _replace(c.pool, state_version=c.pool.state_version + 1, **fields)
-    writes = WriteSet(proof, pool.name, c.pool.epoch)
+    writes = guarded(c, proof)
     writes.pool_write = (c.pool.state_version, pool)
     detail = {
         "who": c.command.who,

@@ -28,6 +28,7 @@ from fencepost.kernel.operations import (
     changed,
     end_attempt,
     event_of,
+    guarded,
     remember,
     repeat_guard,
     say,
@@ -170,7 +171,7 @@ def grant(c: Context, writes: WriteSet, attempt_id: str) -> Task | None:
 
 
 def _claim_act(c: Context, proof: Proof) -> Decision:
-    writes = WriteSet(proof, c.pool.name, c.pool.epoch)
+    writes = guarded(c, proof)
     after = grant(c, writes, c.command.attempt_id)
     if after is None:
         parked = writes.tasks[0].task
@@ -224,7 +225,7 @@ def _renew_act(c: Context, proof: Proof) -> Decision:
         detail["late_renew"] = True
     elif left * 5 < ttl:
         detail["near_miss"] = True
-    writes = WriteSet(proof, c.pool.name, c.pool.epoch)
+    writes = guarded(c, proof)
     writes.events.append(event_of(after, now, "renew", "attempt_renewed", proof.compared, detail))
     write_task(writes, task, after, "renew")
     return say(c, writes, "renew", Outcome.RENEWED, after, {"lease_us": lease, "late": left <= 0})
@@ -239,7 +240,7 @@ def _checkpoint_number(c: Context) -> Any:
 def _checkpoint_act(c: Context, proof: Proof) -> Decision:
     task, number, content = c.task, c.command.number, c.command.content
     after = changed(task, checkpoint_number=number, checkpoint_generation=task.claim_generation)
-    writes = WriteSet(proof, c.pool.name, c.pool.epoch)
+    writes = guarded(c, proof)
     writes.checkpoints.append(Checkpoint(task.task_id, task.revision, task.claim_generation, number, content))
     writes.events.append(
         event_of(
@@ -314,7 +315,7 @@ def _commit_act(c: Context, proof: Proof) -> Decision:
         now,
         command.content,
     )
-    writes = WriteSet(proof, c.pool.name, c.pool.epoch)
+    writes = guarded(c, proof)
     write_task(writes, task, after, "commit")
     writes.results.append(result)
     writes.events.append(
@@ -361,7 +362,7 @@ def usage_entry(
 
 def _release_act(c: Context, proof: Proof) -> Decision:
     task, command = c.task, c.command
-    writes = WriteSet(proof, c.pool.name, c.pool.epoch)
+    writes = guarded(c, proof)
     after = end_attempt(
         writes, task, c.now, End.RELEASED, state=State.READY, charge=False, available_at=c.now + command.delay_us
     )
@@ -378,7 +379,7 @@ def backoff_us(policy: Policy, charged: int, jitter: float) -> int:
 
 def _fail_act(c: Context, proof: Proof) -> Decision:
     task, command = c.task, c.command
-    writes = WriteSet(proof, c.pool.name, c.pool.epoch)
+    writes = guarded(c, proof)
     wait = backoff_us(c.pool.policy, task.charged_attempts + 1, command.jitter)
     fields: dict[str, Any] = {"detail": {"error": command.error, "retry": command.retry}}
     if command.retry:

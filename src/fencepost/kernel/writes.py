@@ -111,7 +111,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 
 
 class WriteSet:
-    """One operation: everything or nothing. Stores compare `epoch` (unless None) and every version, then write."""
+    """One operation: everything or nothing. Stores compare `epoch` and `pool_version` (unless None) and
+    every task's version, then write."""
 
     __slots__ = (
         "checkpoints",
@@ -124,6 +125,7 @@ class WriteSet:
         "inputs",
         "log",
         "pool",
+        "pool_version",
         "pool_write",
         "proof",
         "requests",
@@ -132,12 +134,14 @@ class WriteSet:
         "tasks",
     )
 
-    def __init__(self, proof: Proof, pool: str, epoch: int | None) -> None:
+    def __init__(self, proof: Proof, pool: str, epoch: int | None, pool_version: int | None = None) -> None:
         if type(proof) is not Proof:
             raise TypeError("a WriteSet needs the Proof of a passed fence")
         self.proof = proof
         self.pool = pool
         self.epoch = epoch  # the pool's, under which this was decided; None: the door compares none
+        # The pool's record that this was decided on, so that a closed intake, too, stops what was under way.
+        self.pool_version = pool_version
         self.tasks: list[TaskWrite] = []
         self.events: list[Event] = []
         self.inputs: list[tuple[str, int, Content]] = []  # (task, revision, content): replaces the task's input

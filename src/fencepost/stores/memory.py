@@ -207,8 +207,10 @@ class MemoryStore:
         )
 
     def _apply(self, writes: WriteSet) -> bool:
-        if writes.epoch is not None and self._pools[writes.pool].epoch != writes.epoch:
-            return False
+        if writes.epoch is not None:
+            pool = self._pools[writes.pool]
+            if pool.epoch != writes.epoch or writes.pool_version not in (None, pool.state_version):
+                return False
         for write in writes.tasks:
             there = self._tasks.get(write.task.task_id)
             if (there.state_version if there is not None else 0) != write.expected_version:

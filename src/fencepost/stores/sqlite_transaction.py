@@ -279,6 +279,8 @@ class Transaction:
             pool = self._pool(writes.pool)
             if pool is None or pool.epoch != writes.epoch:
                 return False
+            if writes.pool_version is not None and pool.state_version != writes.pool_version:
+                return False
         versions = self._versions
         for write in writes.tasks:
             if versions[write.task.task_id] != write.expected_version:
