@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from typing import Any
@@ -371,6 +372,25 @@ async def test_a_fenced_worker_does_not_send_its_commit_again(client: MemoryClie
         assert clock.elapsed() - started < 5
         assert len(faults.request_ids(k.Commit)) == 2  # the newer one's and the late one
         assert (await client.result("t")).value == "newer"
+
+
+async def test_what_a_handler_returns_after_the_trust_is_over_is_not_even_sent():
+    beats = Faults()
+    beats.always[k.Renew] = never_arrived
+    faults = Faults()
+    app = App()
+
+    @app.task("stubborn", ttl=0.5)
+    async def stubborn(attempt: Attempt) -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return "swallowed"
+
+    async with faulty_client(faults, beats) as client:
+        await client.submit(stubborn.task(task_id="t"))
+        assert await asyncio.wait_for(Worker(client, app).run_until_idle(), BOUND) == 0
+        assert faults.request_ids(k.Commit) == []
+        await reported(client, "t")
 
 
 async def test_a_claim_call_that_hangs_does_not_keep_the_worker_from_ending():

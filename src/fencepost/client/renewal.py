@@ -309,7 +309,13 @@ class Renewal:
             lease.pending = beat
         call = asyncio.ensure_future(self._ask(client, beat))
         self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
+        call.add_done_callback(lambda done: self._called(beat, done))
+
+    def _called(self, beat: _Beat, call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled() and (error := call.exception()) is not None:
+            log.error("a beat failed; it is sent again", exc_info=error)
+            self._free(beat)
 
     async def _ask(self, client: Any, beat: _Beat) -> None:
         """Ask until answered: a lost answer is asked for again with the same ids, as long as it can still help."""
