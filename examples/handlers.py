@@ -25,10 +25,9 @@ async def count(attempt: fencepost.Attempt, page: Page) -> dict[str, int]:
 async def main() -> None:
     async with await fencepost.connect("sqlite:///pages.db") as client:
         await client.submit(count.task(Page("a fence\nfor late workers"), task_id="page-3"))
-        worker = asyncio.create_task(fencepost.Worker(client, app).run())
-        result = await client.result("page-3", wait=30.0)
+        await fencepost.Worker(client, app).run_until_idle()  # or run(): until SIGTERM
+        result = await client.result("page-3")
         print(result.value)
-        worker.cancel()
 
 
 if __name__ == "__main__":

@@ -261,3 +261,8 @@ def test_only_text_is_found_and_the_longest_comes_first(tmp_path: Path) -> None:
     copied = documents.copy(documents.find(folder), folder, copies)
     assert [document.title for document in copied] == ["long.txt", "short.md"]
     assert copied[0].bytes_per_second * documents.CHOSEN_SECONDS == pytest.approx(200)
+
+
+def test_an_installation_without_the_projects_docs_has_texts_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "__file__", "/nowhere/lib/site-packages/fencepost/demo/documents.py")
+    assert len(documents.find(documents.default_folder())) >= 3
