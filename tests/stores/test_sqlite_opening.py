@@ -59,7 +59,7 @@ async def test_without_create_a_missing_or_empty_file_is_refused(opened: Open, p
 
 
 async def test_a_missing_folder_is_refused(opened: Open, tmp_path: Path) -> None:
-    with pytest.raises(StoreRefused, match="folder .*nowhere does not exist"):
+    with pytest.raises(StoreRefused, match=r"folder .*nowhere does not exist"):
         await opened(tmp_path / "nowhere" / "tasks.db")
 
 
@@ -137,6 +137,7 @@ except StoreRefused as error:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", code, f"{folder}/tasks.db", what],
             capture_output=True,
+            check=False,
             text=True,
             timeout=60,
         )
@@ -200,7 +201,11 @@ async def main():
 asyncio.run(main())
 """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "ignore", "-c", code, str(path)],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
     )
     assert done.stdout.strip() == "7", done.stderr
 

@@ -237,7 +237,7 @@ class SQLiteStore:
     # retention ----------------------------------------------------------------------------------
 
     async def prune(self, before_us: int, limit: int) -> dict[str, int]:
-        removed: Counter[str] = Counter()
+        removed: Counter[str] = Counter(dict.fromkeys(pruning.REMOVED, 0))
 
         async def step(work: Callable[[apsw.Connection], T]) -> T:
             return await self._on(self._writer, lambda con: self._small_transaction(con, work))

@@ -16,6 +16,8 @@ from fencepost.kernel.records import State
 from fencepost.stores.base import REQUEST_RETENTION_US
 from fencepost.stores.sqlite_transaction import BUCKET_US
 
+# What `prune` counts.
+REMOVED = ("tasks", "events", "inputs", "checkpoints", "staged", "log", "requests")
 # Rows looked at or deleted in one transaction.
 STEP = 2000
 

@@ -14,7 +14,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from fencepost.errors import Inconsistent
+from fencepost.errors import Inconsistent, Unavailable
 from fencepost.kernel.records import Content, Event, LogEntry, Pool, StagedState, Task
 from fencepost.kernel.writes import FAMILIES, Keys, Snapshot, WriteSet
 from fencepost.stores import codec
@@ -149,7 +149,10 @@ class Transaction:
     def commit(self) -> None:
         if self.wrote:
             self._execute("UPDATE clock SET at = ?, number = ? WHERE id = 1", (self.now, self._number))
-        self._execute("COMMIT")
+        try:
+            self._execute("COMMIT")
+        except apsw.ConstraintError as error:
+            raise Unavailable(f"the commit was refused, and nothing was written: {error}") from error
 
     def rollback(self) -> None:
         if self.con.in_transaction:  # a full disk, say, has rolled back already
