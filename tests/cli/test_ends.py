@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fencepost import Claim, connect
+from fencepost import Claim, Outcome, Reason, Refused, connect
+from fencepost.cli import output
 from tests.cli.running import SECONDS, Folder
 
 LOOKING = [
@@ -255,3 +256,10 @@ def wait_until_it_runs(pid: int) -> None:
             return
         time.sleep(0.02)
     raise AssertionError("the command did not get as far as opening the store")
+
+
+def test_only_a_raised_epoch_is_exit_code_4() -> None:
+    assert output.exit_code(Refused(Outcome.FENCED, Reason.EPOCH)) == 4
+    assert output.exit_code(Refused(Outcome.FENCED, Reason.GENERATION)) == 1
+    assert output.exit_code(Refused(Outcome.CONFLICT, Reason.VERSION)) == 1
+    assert output.exit_code("anything else") == 0

@@ -183,6 +183,16 @@ def test_watch_prints_what_happens_while_it_runs(folder: Folder) -> None:
     assert (event["name"], event["task_id"], event["state"]) == ("task_cancelled", "a", "CANCELLED")
 
 
+def test_the_script_finds_an_app_in_the_current_folder(folder: Folder) -> None:
+    folder.ok("init")
+    folder.ok("submit", "tasks.jsonl")
+    subprocess.run(
+        [Path(sys.executable).with_name("fencepost"), "work", "--app", "agent:app", "--until-idle"],
+        cwd=folder.path, env=folder.environment(), capture_output=True, timeout=SECONDS, check=True,
+    )  # fmt: skip
+    assert folder.json("result", "doc-1")["value"]["words"] == 9
+
+
 def test_the_script_and_the_module_say_the_same_version(folder: Folder) -> None:
     script = Path(sys.executable).with_name("fencepost")
     out = subprocess.run([script, "--version"], capture_output=True, timeout=SECONDS, check=True).stdout.decode()

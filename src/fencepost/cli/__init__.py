@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+INTERRUPTED = 130
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command (default: what stands on the command line) and returns its exit code."""
+    """Runs one command (default: what stands on the command line) and returns its exit code; 130 for Ctrl-C."""
     try:
         from fencepost.cli.dispatch import main as run
 
         return run(arguments)
-    except KeyboardInterrupt:  # while the modules were being imported
-        return 130
+    except KeyboardInterrupt:  # here, since it may come while the commands are being imported
+        return INTERRUPTED
 
 
 __all__ = ["main"]

@@ -45,7 +45,7 @@ def build() -> App:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code. Prints; raises nothing but SystemExit of `--help`-like ends."""
+    """Runs one command and returns its exit code. Ctrl-C is left to the caller, as KeyboardInterrupt."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -70,8 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return output.REFUSED
     except Fenced as error:
         return output.EPOCH_RAISED if error.reason == "EPOCH" else output.REFUSED
-    except KeyboardInterrupt:
-        return output.INTERRUPTED
     except BrokenPipeError:
         # Whoever read has seen enough. Python would complain again while it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

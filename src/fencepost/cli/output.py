@@ -25,7 +25,7 @@ from fencepost import clock
 from fencepost.cli.explain import best_code, hint
 from fencepost.wire import Refused
 
-DONE, REFUSED, USAGE, UNAVAILABLE, EPOCH_RAISED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+DONE, REFUSED, USAGE, UNAVAILABLE, EPOCH_RAISED = 0, 1, 2, 3, 4
 
 STYLES = {
     "READY": "cyan",
