@@ -112,6 +112,10 @@ class Program:
         self.tell(do, id=self._orders, **more)
         return future
 
+    @property
+    def over(self) -> bool:
+        return self._reader.done()
+
     # signals ------------------------------------------------------------------------------------
 
     def signal(self, number: int) -> None:

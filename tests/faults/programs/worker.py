@@ -19,6 +19,8 @@ import fencepost
 from fencepost.client.attempt import SyncAttempt
 from tests.faults.programs.speech import die, die_with_parent, listen, say
 
+LAST_WORDS = "started"  # of a handler that kills its process
+
 
 def handlers(app: fencepost.App, ttl: float, kinds: list[str] | None, gates: dict[str, asyncio.Event]) -> None:
     def task(name: str, **more: Any) -> Any:
