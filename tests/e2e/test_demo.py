@@ -64,7 +64,7 @@ def test_the_demo_reads_a_readers_own_folder_without_colour_in_a_narrow_terminal
     texts, picture = tmp_path / "texts", tmp_path / "picture.svg"
     texts.mkdir()
     (texts / "only.txt").write_text("one short text\n")
-    done = play("--folder", str(texts), "--svg", str(picture), NO_COLOR="1", COLUMNS="40", TERM="dumb")
+    done = play(str(texts), "--svg", str(picture), NO_COLOR="1", COLUMNS="40", TERM="dumb")
     assert done.returncode == 0, done.stderr + done.stdout
     assert "\x1b" not in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 40
@@ -78,7 +78,7 @@ def test_the_demo_reads_a_readers_own_folder_without_colour_in_a_narrow_terminal
 
 def test_a_folder_without_texts_is_a_wrong_call(tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
-    done = play("--folder", str(tmp_path))
+    done = play(str(tmp_path))
     assert done.returncode == 2
     assert "no text file" in done.stderr
 
