@@ -169,6 +169,18 @@ async def test_a_raised_epoch_ends_the_worker_with_exit_code_4(folder: Folder) -
         assert (claims[0].epoch, claims[0].generation) == (2, 2)
 
 
+def test_result_waits_for_a_task_that_is_still_being_worked_on(folder: Folder) -> None:
+    folder.ok("submit", "--input", "1", "--task-id", "a")
+    assert folder.json("result", "a", "--wait", "0.1", code=1)["outcome"] == "NOT_COMMITTED"
+    waiting = folder.start("result", "a", "--wait", "50")
+    try:
+        folder.ok("work", "--until-idle", "--", "cat")
+        out, err = waiting.communicate(timeout=SECONDS)
+    finally:
+        waiting.kill()
+    assert (waiting.returncode, out) == (0, b"1\n"), err.decode()
+
+
 def test_watch_prints_what_happens_while_it_runs(folder: Folder) -> None:
     folder.ok("submit", "--input", "1", "--task-id", "a")
     [first] = folder.run("watch", "--once", "--json").splitlines()

@@ -12,7 +12,8 @@ import json as stdlib_json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -66,6 +67,17 @@ def say(text: str | Text = "", style: str | None = None, *, before: str = "") ->
 def note(text: str, style: str | None = None) -> None:
     """A line about what is going on, on stderr: never mixed into a result."""
     console(stderr=True).print(Text(clean(text)), style=style)
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Says on stderr, where a person looks at it, that something takes its time."""
+    printer = console(stderr=True)
+    if not printer.is_terminal:
+        yield
+        return
+    with printer.status(what):
+        yield
 
 
 def clean(value: Any, *, keep: str = "\n\t") -> str:

@@ -29,7 +29,8 @@ async def status(*, pool: str | None = None, options: Options | None = None) -> 
     async with opened(options) as client:
         if pool is not None and isinstance(missing := await client.pool(pool), Refused):
             return output.refused(missing, json=options.as_json)
-        found: dict[str, Any] = await client.report("status", pool=pool)
+        with output.busy("reading records and journal …"):
+            found: dict[str, Any] = await client.report("status", pool=pool)
         pools = [view for view in await client.pools() if pool in (None, view.name)]
     if options.as_json:
         output.emit(found)
@@ -143,7 +144,8 @@ async def audit(*, options: Options | None = None) -> int:
     """
     options = options or Options()
     async with opened(options) as client:
-        report = await client.report("audit")
+        with output.busy("checking every record against the journal …"):
+            report = await client.report("audit")
     code = output.DONE if report.clean else output.REFUSED
     if options.as_json:
         output.emit(report)

@@ -101,7 +101,8 @@ async def prune(*, older_than: float | None = None, options: Options | None = No
     """
     options = options or Options()
     async with opened(options) as client:
-        removed: dict[str, int] = await client.report("prune", older_than=older_than)
+        with output.busy("pruning …"):
+            removed: dict[str, int] = await client.report("prune", older_than=older_than)
     if options.as_json:
         output.emit({"removed": removed})
         return output.DONE
@@ -120,7 +121,8 @@ async def doctor(*, options: Options | None = None) -> int:
     JSON: {"ok", "checks": [{"name", "verdict", "says"}]}; a verdict is ok, warn or fail.
     """
     options = options or Options()
-    found, code = await examine(options.url)
+    with output.busy("looking …"):
+        found, code = await examine(options.url)
     if options.as_json:
         output.emit({"ok": code == output.DONE, "checks": found})
         return code
