@@ -69,7 +69,7 @@ DOORS: dict[str, Door] = {
             "claim",
             "claim",
             Compare.PROTOCOL | Compare.EPOCH | Compare.INTAKE | Compare.VERSION | Compare.STATE,
-            ("attempt_started", "attempt_ended", "task_parked"),
+            ("attempt_started", "attempt_ended"),
             "grants a task to one owner, generation + 1",
         ),
         Door("renew", "claim", FULL_FENCE, ("attempt_renewed",), "moves the lease's end"),

@@ -210,7 +210,6 @@ EVENTS = (
     "checkpoint_saved",
     "result_committed",
     "attempt_ended",
-    "task_parked",
     "parent_committed",
     "task_cancelled",
     "task_reopened",

@@ -25,7 +25,6 @@ _MOVES: dict[str, tuple[tuple[State, ...], tuple[State, ...]]] = {
     "checkpoint_saved": ((State.CLAIMED,), (State.CLAIMED,)),
     "result_committed": ((State.CLAIMED,), (State.COMMITTED,)),
     "attempt_ended": ((State.CLAIMED,), (State.READY, State.PARKED, State.CANCELLED)),
-    "task_parked": ((State.READY, State.CLAIMED), (State.PARKED,)),
     "task_cancelled": ((State.BLOCKED, State.READY, State.PARKED, State.CANCELLED), (State.CANCELLED,)),
     "task_reopened": ((State.CANCELLED, State.PARKED), (State.READY, State.BLOCKED)),
     "input_revised": ((State.BLOCKED, State.READY, State.PARKED), (State.READY, State.BLOCKED)),
