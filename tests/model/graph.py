@@ -2,8 +2,8 @@
 
 A call may be *decided* at one state and *applied* at a later one, as a store without locks does it: applied only if
 every record that it was decided on still stands at its version, lost otherwise. So a submit races the commit of its
-parents, and two parents that commit race each other. Bounded: one cancel and one reopen for the tasks in `cancelled`, a claim more for
-these, one for the others.
+parents, and two parents that commit race each other. Bounded: one cancel and one reopen, and one claim more, for each
+of the tasks in `cancelled`; one claim for each of the others.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fencepost.kernel.kernel import Kernel
 from fencepost.kernel.operations import Accepted, Granted
 from fencepost.kernel.records import Pool, ResultCommit, State, Task
 from fencepost.kernel.writes import Snapshot, WriteSet
+from tests.model.calls import LEASE, NOW, RESULTS
 from tests.model.oracle import Asked, Violation, judge
 from tests.model.rows import Rows
-from tests.model.single import LEASE, NOW, RESULTS
 from tests.model.world import new_task, presented
 
 astuple = msgspec.structs.astuple

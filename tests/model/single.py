@@ -1,19 +1,19 @@
 """Breadth-first search over the shipped kernel: one task, several workers, every interleaving of calls.
 
-A state is what decisions read: the pool's epoch and intake, the task's record, what the latest attempt has staged, every
-claim that was ever granted (its owner, epoch, cancel generation and revision), and which request ids were used. At every
-state
-*any* of these claims may present itself at any door, under any epoch that ever was, with its own name, another's or
-none, as a new call or as a copy of an earlier one; and people and loops may call with what they see or with what they
-saw before. So no client needs to be modelled: whatever it has adopted or missed is among the calls.
+A state is what decisions read: the pool's epoch and intake, the task's record, what the latest attempt has staged,
+every claim that was ever granted (its owner, epoch, cancel generation and revision), and which request ids were used.
+At every state *any* of these claims may present itself at any door, under any epoch that ever was, with its own name,
+another's or none, as a new call or as a copy of an earlier one; and people and loops may call with what they see or
+with what they saw before. So no client needs to be modelled: whatever it has adopted or missed is among the calls.
 
 Bounded: claims, cancels, reopens, revisions, raises. Unbounded: renewals, staging, intake toggles, the passing of time,
 take-overs, refused calls.
 
 Abstracted, because decisions only compare: the state versions start again at one number after each step ("seen before"
 is one older number); a time is past or to come; a lease runs, ran out, or has used up the claim's age; what an ended
-attempt has staged is dropped once it was seen to be decided (no decision reads it). Request ids are remembered for ever,
-but those of checkpoints only until the next claim, unless `remember` says otherwise. Owners are symmetric: a state names them in the order in which they came.
+attempt has staged is dropped once it was seen to be decided (no decision reads it). Request ids are remembered for
+ever, but those of checkpoints only until the next claim, unless `remember` says otherwise. Owners are symmetric: a
+state names them in the order in which they came.
 """
 
 from __future__ import annotations
@@ -25,72 +25,31 @@ from typing import Any, NamedTuple
 import msgspec
 
 from fencepost.kernel import commands as k
-from fencepost.kernel.digests import encode
 from fencepost.kernel.kernel import Kernel
 from fencepost.kernel.operations import Accepted, Granted
-from fencepost.kernel.records import Content, End, Pool, Request, ResultCommit, Staged, StagedState, State, Task
+from fencepost.kernel.records import End, Event, Pool, Request, ResultCommit, Staged, StagedState, State, Task
 from fencepost.kernel.tasks import commit_digest
 from fencepost.kernel.writes import Snapshot, WriteSet
+from tests.model.calls import (
+    AGE,
+    AGED,
+    CI,
+    LEASE,
+    NOW,
+    OWNERS,
+    RAN_OUT,
+    RESULTS,
+    RUNS,
+    SECOND,
+    VERSION,
+    Bounds,
+    Calls,
+    Core,
+    Token,
+    digest_of,
+)
 from tests.model.oracle import Asked, Violation, judge, judge_staged
 from tests.model.rows import Rows
-
-SECOND = 1_000_000
-NOW = 10_000_000 * SECOND
-VERSION = 1_000  # of task and pool at every step
-LEASE, AGE = 30 * SECOND, 86_400 * SECOND
-OWNERS = ("A", "B", "C", "D")
-RESULTS = (encode("one result"), encode("another result"))
-CHECKPOINT = encode("checkpoint")
-ERROR = "it broke"
-
-RUNS, RAN_OUT, AGED = 1, 2, 3  # a lease, besides 0: none
-
-
-class Bounds(NamedTuple):
-    workers: int = 3
-    claims: int = 3
-    cancels: int = 1
-    reopens: int = 1
-    revisions: int = 1
-    raises: int = 1
-    max_attempts: int = 2
-    checkpoints: int = 1  # numbers that an attempt may save
-    staging: bool = True
-    remember: bool = False  # checkpoints of earlier attempts too; else a late copy of those finds its id forgotten
-
-
-class Core(NamedTuple):
-    """What a decision reads, counters included."""
-
-    epoch: int = 1
-    intake: int = 1
-    state: int = int(State.READY)
-    granted: int = 0  # epoch of the latest claim
-    generation: int = 0
-    cancel: int = 0
-    revision: int = 1
-    charged: int = 0
-    available: int = 1
-    lease: int = 0
-    end: int = 0
-    number: int = 0
-    staged: int = 0
-    result: int = 0
-    reopened: int = 0
-    owner: int = -1
-    renewed: int = 0  # the latest attempt's renewal with the request id of its own was accepted
-
-
-class Token(NamedTuple):
-    """A claim as it was granted. Its attempt id follows from the generation; nothing in the kernel uses that."""
-
-    generation: int
-    owner: int
-    epoch: int
-    cancel: int
-    revision: int
-    said: int = 0  # End that it reported itself (release, fail); known of the latest one from the record
-    number: int = 0  # checkpoints that it saved; likewise
 
 
 class Found(NamedTuple):
@@ -103,25 +62,20 @@ class Found(NamedTuple):
     rows: frozenset[Any]
 
 
-def digest_of(revision: int) -> str:
-    return f"sha256:input-{revision}"
-
-
 class Search:
     """One search. Decisions are made once for each distinct (record, call) and kept: they depend on nothing else."""
 
-    def __init__(self, bounds: Bounds = Bounds(), kernel: Kernel | None = None) -> None:
+    def __init__(self, bounds: Bounds = CI, kernel: Kernel | None = None) -> None:
         self.bounds = bounds
         self.kernel = kernel or Kernel()
         self.rows = Rows()
         self.decisions = 0
-        self._commands: dict[Any, Any] = {}
+        self.calls = Calls(bounds)
         self._cores: dict[Core, int] = {}
         self._core_list: list[Core] = []
         self._of_people: dict[tuple[int, int], tuple[int, tuple[tuple[int, Token | None], ...]]] = {}
         self._of_token: dict[tuple[int, Token], tuple[int, tuple[int, ...]]] = {}
         self._alike: dict[tuple[Core, Token], tuple[int, tuple[Core, ...]]] = {}
-        self.epochs = range(1, bounds.raises + 2)
 
     # records from a core ------------------------------------------------------------------------
 
@@ -196,178 +150,15 @@ class Search:
             snapshot.staged = {"t": [Staged("t", g, attempt, RESULTS[0], state, NOW)]}
         if core.result:
             content = RESULTS[core.result - 1]
-            asked = self._commit(Token(g, core.owner, core.granted, core.cancel, core.revision), content, core.epoch)
+            asked = self.calls.commit(
+                Token(g, core.owner, core.granted, core.cancel, core.revision), content, core.epoch
+            )
             snapshot.results = {
                 "t": ResultCommit(
                     "t", "commit", core.revision, attempt, g, content.digest, commit_digest(asked), (), NOW, content
                 )
             }
         return snapshot
-
-    # calls --------------------------------------------------------------------------------------
-
-    def _made(self, key: Any, make: Callable[[], Any]) -> Any:
-        found = self._commands.get(key)
-        if found is None:
-            found = self._commands[key] = make()
-        return found
-
-    def _presented(self, token: Token, owner: str | None) -> k.Presented:
-        return k.Presented(
-            store_id="store",
-            pool="pool",
-            task_id="t",
-            attempt_id=f"attempt-{token.generation}",
-            generation=token.generation,
-            cancel_generation=token.cancel,
-            input_digest=digest_of(token.revision),
-            owner_id=owner,
-        )
-
-    def _commit(self, token: Token, content: Content, epoch: int, owner: str | None = "", sent: bool = True) -> Any:
-        return k.Commit(
-            request_id="new",
-            epoch=epoch,
-            claim=self._presented(token, OWNERS[token.owner] if owner == "" else owner),
-            result_digest=content.digest,
-            content=content if sent else None,
-            result_commit_id="commit",
-        )
-
-    def _token_calls(self, token: Token) -> list[tuple[Asked, Any]]:
-        return self._made(("token", token), lambda: list(self._make_token_calls(token)))  # type: ignore[no-any-return]
-
-    def _make_token_calls(self, token: Token) -> Iterator[tuple[Asked, Any]]:
-        """Whatever the holder of this claim, a copy of its calls in the network, or a thief may present."""
-        g, own = token.generation, OWNERS[token.owner]
-        others = [OWNERS[n] for n in range(self.bounds.workers) if n != token.owner]
-        for epoch in self.epochs:
-
-            def call(door: str, kind: type, owner: str | None = own, request: str = "new", **fields: Any) -> Any:
-                claim = self._presented(token, owner)
-                asked = Asked(
-                    door, "t", epoch, g, claim.attempt_id, token.cancel, claim.input_digest, owner, request=request
-                )
-                return asked, kind(request_id=request, epoch=epoch, claim=claim, **fields)
-
-            for owner in (own, *others, None):
-                yield call("renew", k.Renew, owner, ttl_us=LEASE)
-                for content in RESULTS:
-                    yield call(
-                        "commit",
-                        k.Commit,
-                        owner,
-                        result_digest=content.digest,
-                        content=content,
-                        result_commit_id="commit",
-                    )
-                yield call("release", k.Release, owner, f"release-{g}")
-            yield call("release", k.Release)
-            yield call("renew", k.Renew, own, f"renew-{g}", ttl_us=LEASE)
-            for retry in (True, False):
-                yield call("fail", k.Fail, own, f"fail-{g}", error=ERROR, retry=retry)
-                yield call("fail", k.Fail, error=ERROR, retry=retry)
-            for number in range(1, self.bounds.checkpoints + 1):
-                for request in ("new", f"checkpoint-{g}-{number}"):
-                    yield call("checkpoint", k.SaveCheckpoint, own, request, number=number, content=CHECKPOINT)
-            if self.bounds.staging:
-                yield call("commit", k.Commit, result_digest=RESULTS[0].digest, content=None, result_commit_id="commit")
-            for owner in (own, *others):
-                yield (
-                    Asked("claim", "t", epoch, version=VERSION, request=f"claim-{g}"),
-                    k.Claim(
-                        request_id=f"claim-{g}",
-                        task_id="t",
-                        expected_state_version=VERSION,
-                        epoch=epoch,
-                        owner_id=owner,
-                        ttl_us=LEASE,
-                        attempt_id="attempt-of-a-copy",
-                    ),
-                )
-        if self.bounds.staging:
-            claim = self._presented(token, own)
-            yield Asked("stage", "t"), k.Stage(request_id="new", claim=claim, content=RESULTS[0])
-
-    def _people_calls(self, core: Core, owners: int) -> Iterator[tuple[Asked, Any]]:
-        bounds = self.bounds
-        for epoch in self.epochs:
-            for version in (VERSION, VERSION - 1):
-                if core.generation < bounds.claims:
-                    for owner in range(min(owners + 1, bounds.workers)):
-                        yield (
-                            Asked("claim", "t", epoch, version=version),
-                            k.Claim(
-                                request_id="new",
-                                task_id="t",
-                                expected_state_version=version,
-                                epoch=epoch,
-                                owner_id=OWNERS[owner],
-                                ttl_us=LEASE,
-                                attempt_id=f"attempt-{core.generation + 1}",
-                            ),
-                        )
-                if core.reopened < bounds.reopens:
-                    yield (
-                        Asked("reopen", "t", epoch, version=version),
-                        k.Reopen(request_id="new", task_id="t", expected_state_version=version, epoch=epoch),
-                    )
-                for kind in (k.OpenIntake, k.CloseIntake, k.RaiseEpoch):
-                    if kind is not k.RaiseEpoch or core.epoch <= bounds.raises:
-                        yield (
-                            Asked("pool", None, epoch, version=version),
-                            kind(request_id="new", pool="pool", expected_epoch=epoch, expected_state_version=version),
-                        )
-            if core.generation < bounds.claims:
-                for owner in range(min(owners + 1, bounds.workers)):
-                    yield (
-                        Asked("claim", "t", epoch),
-                        k.ClaimNext(
-                            request_id="new",
-                            pool="pool",
-                            queues=("q",),
-                            kinds=None,
-                            epoch=epoch,
-                            owner_id=OWNERS[owner],
-                            ttl_us=LEASE,
-                            attempt_ids=(f"attempt-{core.generation + 1}",),
-                        ),
-                    )
-            for revision in range(1, core.revision + 1):
-                if core.revision <= bounds.revisions or revision < core.revision:
-                    yield (
-                        Asked("revise", "t", epoch, revision=revision),
-                        k.Revise(
-                            request_id="new",
-                            task_id="t",
-                            input=Content(b"", digest_of(core.revision + 1)),
-                            expected_revision=revision,
-                            epoch=epoch,
-                        ),
-                    )
-            for generation in range(core.generation + 1):
-                yield (
-                    Asked("take_over", "t", epoch, generation=generation),
-                    k.TakeOver(request_id="new", task_id="t", expected_generation=generation, epoch=epoch),
-                )
-                if bounds.staging:
-                    yield (
-                        Asked("discard", "t", epoch, generation=generation),
-                        k.Discard(request_id="new", task_id="t", generation=generation, epoch=epoch),
-                    )
-        for version in (VERSION, VERSION - 1):
-            yield (
-                Asked("expire", "t", version=version),
-                k.Expire(request_id="new", task_id="t", expected_state_version=version),
-            )
-        for cancel in (*range(core.cancel + 1), None):
-            if core.cancel < bounds.cancels or core.state == State.CANCELLED or (cancel or 0) < core.cancel:
-                if cancel is None and core.cancel >= bounds.cancels and core.state != State.CANCELLED:
-                    continue
-                yield (
-                    Asked("cancel", "t", cancel=cancel),
-                    k.Cancel(request_id="new", task_id="t", expected_cancel_generation=cancel),
-                )
 
     def _time(self, core: Core) -> Iterator[Core]:
         """Time passes: the lease runs out, the claim's age is used up, the wait is over."""
@@ -466,7 +257,7 @@ class Search:
         snapshot = self._snapshot(core)
         found: set[tuple[int, Token | None]] = {(self._number(later), None) for later in self._time(core)}
         count = len(found)
-        for asked, command in self._people_calls(core, owners):
+        for asked, command in self.calls.people_calls(core, owners):
             count += 1
             moved = self._decide(core, snapshot, asked, command)
             if moved is not None:
@@ -489,7 +280,7 @@ class Search:
         if token.generation != core.generation:
             snapshot.starts = {("t", token.generation): _start(token)}
         found: set[Core] = set()
-        calls = self._token_calls(token)
+        calls = self.calls.token_calls(token)
         for asked, command in calls:
             moved = self._decide(core, snapshot, asked, command)
             if moved is not None:
@@ -572,8 +363,6 @@ def discarded(row: Staged) -> Staged:
 
 
 def _start(token: Token) -> Any:
-    from fencepost.kernel.records import Event
-
     return Event(
         "t",
         1,

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from fencepost.kernel.kernel import Kernel
 from fencepost.kernel.records import State
-from tests.model.single import Bounds, Core, Search, Token
+from tests.model.calls import Bounds, Core, Token
+from tests.model.single import Search
 
 UNBOUNDED = Bounds(workers=1, claims=9, cancels=9, reopens=9, revisions=9, raises=9)
 Node = tuple[Core, Token | None]
@@ -27,7 +28,7 @@ class Stuck(NamedTuple):
 class Forgetful(Search):
     def __init__(self, kernel: Kernel | None = None) -> None:
         super().__init__(UNBOUNDED, kernel)
-        self.epochs = range(1, 3)
+        self.calls.epochs = range(1, 3)
 
     def forget(self, core: Core, token: Token | None) -> Node:
         """The same situation in the smallest numbers: the pool at epoch 2, the task at cancel 1 and revision 2."""
