@@ -1,19 +1,31 @@
-"""Runs the command line as people do: a process of its own, in a folder of its own."""
+"""Runs the command line in a folder of its own."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+from fencepost.cli import main
 
 SECONDS = 60  # no command of these tests takes longer
 
+# What catches signals, logs for the whole process or imports modules from the folder gets a process of its own.
+OWN_PROCESS = {"work", "demo", "bench"}
+
 
 class Folder:
-    """A folder in which commands are run. `code` is what the last one ended with, `err` what it wrote to stderr."""
+    """A folder in which commands are run. `code` is what the last one ended with, `err` what it wrote to stderr.
+
+    Most commands run in this process, in a thread (starting Python is what takes the time); some in one of their own.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,18 +42,47 @@ class Folder:
 
     def run(self, *arguments: str, stdin: str | bytes = b"", env: dict[str, str] | None = None) -> str:
         """One command to its end; what it wrote to stdout."""
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        environment = self.environment(**(env or {}))
+        if OWN_PROCESS & set(arguments):
+            out = self._in_a_process(arguments, given, environment)
+        else:
+            out = self._in_a_thread(arguments, given, environment)
+        assert "Traceback" not in self.err, self.err
+        return out
+
+    def _in_a_process(self, arguments: tuple[str, ...], stdin: bytes, environment: dict[str, str]) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "fencepost", *arguments],
-            cwd=self.path,
-            env=self.environment(**(env or {})),
-            input=stdin.encode() if isinstance(stdin, str) else stdin,
-            capture_output=True,
-            timeout=SECONDS,
-            check=False,
-        )
+            cwd=self.path, env=environment, input=stdin, capture_output=True, timeout=SECONDS, check=False,
+        )  # fmt: skip
         self.code, self.err = done.returncode, done.stderr.decode()
-        assert "Traceback" not in self.err, self.err
         return done.stdout.decode()
+
+    def _in_a_thread(self, arguments: tuple[str, ...], stdin: bytes, environment: dict[str, str]) -> str:
+        streams = [io.TextIOWrapper(io.BytesIO(data), "utf-8", write_through=True) for data in (stdin, b"", b"")]
+        failures: list[BaseException] = []
+        self.code = -1
+
+        def command() -> None:
+            try:
+                self.code = main(arguments)
+            except BaseException as error:  # noqa: BLE001 - raised again by the test
+                failures.append(error)
+
+        with (
+            contextlib.chdir(self.path),
+            mock.patch.dict(os.environ, environment, clear=True),
+            mock.patch.multiple(sys, stdin=streams[0], stdout=streams[1], stderr=streams[2]),
+        ):
+            thread = threading.Thread(target=command, daemon=True)
+            thread.start()
+            thread.join(SECONDS)
+            assert not thread.is_alive(), f"{arguments} did not end"
+        if failures:
+            raise failures[0]
+        out, self.err = (stream.buffer.getvalue().decode() for stream in streams[1:])  # type: ignore[attr-defined]
+        return str(out)
 
     def ok(self, *arguments: str, stdin: str | bytes = b"") -> str:
         out = self.run(*arguments, stdin=stdin)
@@ -55,7 +96,7 @@ class Folder:
         return json.loads(out)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """A command that goes on; the caller ends it."""
+        """A command in a process of its own, that goes on; the caller ends it."""
         return subprocess.Popen(
             [sys.executable, "-u", "-m", "fencepost", *arguments],
             cwd=self.path,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sys
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from fencepost.wire import Outcome, Refused, Result, Submitted
 if TYPE_CHECKING:
     from fencepost.client.client import Client
 
+LONGEST_WAIT = 5.0  # seconds of one wait, before it is asked again whether a result can still come
 LISTED = 10  # tasks that are named one by one for people
 
 
@@ -239,9 +239,11 @@ async def _results(client: Client, task_ids: Sequence[str], timeout: float | Non
 
 
 async def _result(client: Client, task_id: str, ends: float | None) -> Result | Refused:
+    patience = 0.0  # the first look is at how things stand; what can never come is not waited for
     while True:
-        left = 5.0 if ends is None else max(0.0, min(5.0, ends - elapsed()))
+        left = patience if ends is None else max(0.0, min(patience, ends - elapsed()))
         answer = await client.result(task_id, wait=left)
+        patience = LONGEST_WAIT
         if isinstance(answer, Result) or answer.outcome is not Outcome.NOT_COMMITTED:
             return answer
         if answer.reason in ("PARKED", "CANCELLED") or (ends is not None and elapsed() >= ends):
@@ -250,7 +252,6 @@ async def _result(client: Client, task_id: str, ends: float | None) -> Result | 
             view = await client.task(task_id)
             if not isinstance(view, Refused) and view.unreachable:
                 return answer
-        await asyncio.sleep(0)
 
 
 def _progress() -> Progress:
