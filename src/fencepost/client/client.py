@@ -101,12 +101,12 @@ class Client(PeopleDoors):
         await self._keeper.start()
         return self._keeper
 
-    async def _end(self, command: Any) -> Any:
+    def _end(self, command: Any) -> Awaitable[Any]:
         """Ask for the end of a claim; no beat goes out meanwhile, where this client keeps its lease."""
         lease = self.leases.get(command.claim.attempt_id)
         if lease is None or self._keeper is None:
-            return await self.backend.ask(command)
-        return await self._keeper.ending(lease, self.backend.ask(command))
+            return self.backend.ask(command)
+        return self._keeper.ending(lease, self.backend.ask(command))
 
     def start_maintenance(self, interval: float = 1.0) -> None:
         """Take back lapsed claims and prune, in the background, where the store lives in this process."""
@@ -217,12 +217,15 @@ class Client(PeopleDoors):
         ENDED, INTAKE_CLOSED.
         """
         k.check_integer(limit, "limit", 1, k.MAX_BATCH)
+        k.check_id(pool, "pool")
+        if epoch is None:
+            epoch = self._epochs.get(pool) or await self._present(pool)
         command = k.ClaimNext(
             request_id=request_id or new_id(),
-            pool=k.check_id(pool, "pool"),
+            pool=pool,
             queues=r.names(queues, "queues"),
             kinds=r.names(kinds, "kinds") if kinds is not None else None,
-            epoch=await self._present(pool, epoch),
+            epoch=epoch,
             owner_id=owner,
             ttl_us=r.ttl_us(ttl),
             attempt_ids=(new_attempt_id(),) if limit == 1 else tuple(new_attempt_id() for _ in range(limit)),
@@ -333,7 +336,7 @@ class Client(PeopleDoors):
             result_digest=result_digest,
             content=content,
             result_commit_id=new_id(),
-            spawn=tuple(r.new_task(task, f"spawn[{position}]") for position, task in enumerate(spawn)),
+            spawn=tuple(r.new_task(task, f"spawn[{position}]") for position, task in enumerate(spawn)) if spawn else (),
             usage=k.check_usage(dict(usage)) if usage else None,
         )
         return await self._end(command)  # type: ignore[no-any-return]

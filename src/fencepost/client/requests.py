@@ -40,10 +40,14 @@ def ttl_us(ttl: Any) -> int:
 
 
 def names(value: Any, field: str) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence | set | frozenset):
-        raise InvalidRequest(field, "must be a list of names")
-    found = sorted(value) if isinstance(value, set | frozenset) else value
-    return tuple(k.check_id(name, field) for name in found)
+    kind = type(value)
+    if kind is not tuple and kind is not list:
+        if isinstance(value, str) or not isinstance(value, Sequence | set | frozenset):
+            raise InvalidRequest(field, "must be a list of names")
+        value = sorted(value) if isinstance(value, set | frozenset) else tuple(value)
+    for name in value:
+        k.check_id(name, field)
+    return tuple(value)
 
 
 def new_task(task: Any, field: str) -> k.NewTask:

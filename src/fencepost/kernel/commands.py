@@ -58,7 +58,7 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     trace_context: str | None = None
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
     request_id: str
     protocol: int = PROTOCOL
 

@@ -19,7 +19,7 @@ import msgspec
 
 from fencepost.kernel.digests import short_hash
 from fencepost.kernel.outcomes import Outcome, Reason, Refusal
-from fencepost.kernel.records import End, State, Task
+from fencepost.kernel.records import CLAIMED, End, State, Task
 from fencepost.kernel.writes import Snapshot
 
 
@@ -262,7 +262,7 @@ def _input(c: Context) -> Any:
 
 def _state(c: Context) -> Any:
     task = c.task
-    if task.state != State.CLAIMED:
+    if task.state != CLAIMED:
         if task.end in (End.COMMITTED, End.RELEASED, End.FAILED):
             return Refusal(
                 Outcome.ENDED, End(task.end).name, {"end": End(task.end).name, "state": State(task.state).name}

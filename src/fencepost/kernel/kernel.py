@@ -6,7 +6,7 @@ guard less (`without`) is what the mutation tests and the coverage test run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +21,8 @@ from fencepost.kernel.records import Task
 from fencepost.kernel.writes import Decision, Keys, Snapshot, WriteSet, _prove
 
 OPERATIONS: tuple[Operation, ...] = (*tasks.OPERATIONS, *people.OPERATIONS, *pools.OPERATIONS)
+
+POOL_COMMANDS = (k.PoolCommand, k.CreatePool)
 
 _replace = msgspec.structs.replace
 
@@ -77,11 +79,12 @@ class Kernel:
             for guard in (*operation.guards, *operation.each):
                 yield operation.command, guard
 
-    def decide(self, snapshot: Snapshot, command: Any, candidates: Sequence[Task] = ()) -> Decision:
+    def decide(self, snapshot: Snapshot, command: Any, candidates: Iterable[Task] = ()) -> Decision:
         """The answer, what to write, and what to journal beside it.
 
         `candidates` are what the store's scan offered to claim_next, best first; each meets the
-        guards of a claim, and is passed over in silence where one refuses it.
+        guards of a claim, and is passed over in silence where one refuses it. No more is drawn from them than
+        was looked at.
         """
         operation, mask = self._by_command[type(command)]
         context = _context(snapshot, command)
@@ -112,7 +115,7 @@ class Kernel:
             if request is not None:
                 keys.tasks.update(entry[0] for entry in request.answer.get("claims", ()))
             return
-        if isinstance(command, k.PoolCommand | k.CreatePool):
+        if isinstance(command, POOL_COMMANDS):
             keys.pools.add(command.pool)
             keys.requests.add(command.request_id)
             return
@@ -126,6 +129,8 @@ class Kernel:
             keys.requests.add(command.request_id)
         task = snapshot.tasks.get(task_id)
         if task is None:
+            if claim is not None:
+                keys.pools.add(claim.pool)  # most likely the task's: saves a look later, and decides nothing
             return
         keys.pools.add(task.pool)
         if kind is k.Commit:
@@ -186,7 +191,7 @@ def _need_tree(task_id: str, snapshot: Snapshot, keys: Keys) -> None:
 
 def _context(snapshot: Snapshot, command: Any) -> Context:
     kind = type(command)
-    if kind is k.ClaimNext or isinstance(command, k.PoolCommand | k.CreatePool):
+    if kind is k.ClaimNext or isinstance(command, POOL_COMMANDS):
         return Context(snapshot, command, snapshot.pools.get(command.pool), None)
     if kind is k.Submit:
         return Context(snapshot, command, None, None)
@@ -212,17 +217,21 @@ def _journal(context: Context, operation: Operation, answer: Any) -> tuple[Any, 
     return (entry,)
 
 
-def _claim_next(context: Context, operation: Operation, writes: WriteSet, candidates: Sequence[Task]) -> Decision:
+def _claim_next(context: Context, operation: Operation, writes: WriteSet, candidates: Iterable[Task]) -> Decision:
     command = context.command
+    each, limit = operation.each, len(command.attempt_ids)
     granted: list[Task] = []
     for task in candidates:
-        if len(granted) == len(command.attempt_ids):
-            break
         context.task = task
-        if all(guard.check(context) is None for guard in operation.each):
+        for guard in each:
+            if guard.check(context) is not None:
+                break
+        else:
             after = tasks.grant(context, writes, command.attempt_ids[len(granted)])
             if after is not None:
                 granted.append(after)
+                if len(granted) == limit:
+                    break
     if granted:
         claims = [[task.task_id, task.claim_generation, task.attempt_id] for task in granted]
         remember(context, writes, "claim", command.owner_id, {"claims": claims})

@@ -27,7 +27,7 @@ class Operation(msgspec.Struct, frozen=True):
     each: tuple[Guard, ...] = ()
 
 
-class Accepted(msgspec.Struct, frozen=True):
+class Accepted(msgspec.Struct, frozen=True, gc=False):
     """The kernel's yes. `task` as it stands after the change; `info` is what else the door says.
 
     `changed` is False where the answer was already true (a repeat, an already cancelled task).
@@ -39,7 +39,7 @@ class Accepted(msgspec.Struct, frozen=True):
     changed: bool = True
 
 
-class Granted(msgspec.Struct, frozen=True):
+class Granted(msgspec.Struct, frozen=True, gc=False):
     """claim's yes: the tasks as claimed. Empty for claim_next that found nothing."""
 
     tasks: tuple[Task, ...]

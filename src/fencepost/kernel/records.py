@@ -24,6 +24,11 @@ class State(enum.IntEnum):
     COMMITTED = 6
 
 
+# The same as plain numbers: every decision looks at them, and a look-up in an enum costs more than the comparison.
+READY, CLAIMED, BLOCKED, PARKED = int(State.READY), int(State.CLAIMED), int(State.BLOCKED), int(State.PARKED)
+CANCELLED, COMMITTED = int(State.CANCELLED), int(State.COMMITTED)
+
+
 class End(enum.IntEnum):
     """How an attempt ended. NONE: it has not, or the task was never claimed."""
 
@@ -36,13 +41,16 @@ class End(enum.IntEnum):
     SUPERSEDED = 6
 
 
+END_COMMITTED = int(End.COMMITTED)
+
+
 class StagedState(enum.IntEnum):
     STAGED = 1
     COMMITTED = 2
     DISCARDED = 3
 
 
-class Content(msgspec.Struct, frozen=True):
+class Content(msgspec.Struct, frozen=True, gc=False):
     """A body: encoded JSON, or raw bytes (`binary`). `digest` covers the value, not the spelling."""
 
     data: bytes
@@ -139,7 +147,7 @@ class Staged(msgspec.Struct, frozen=True):
     staged_at: int
 
 
-class ResultCommit(msgspec.Struct, frozen=True):
+class ResultCommit(msgspec.Struct, frozen=True, gc=False):
     """The canonical result: at most one a task, ever. `content` is None where it was staged beforehand."""
 
     task_id: str
@@ -154,7 +162,7 @@ class ResultCommit(msgspec.Struct, frozen=True):
     content: Content | None
 
 
-class Request(msgspec.Struct, frozen=True):
+class Request(msgspec.Struct, frozen=True, gc=False):
     """What a request id was used for: kept ten minutes. `answer` is the kernel's own memory of what it said."""
 
     request_id: str

@@ -37,6 +37,12 @@ from fencepost.kernel.operations import (
 )
 from fencepost.kernel.outcomes import Outcome, Problem, Reason, Refusal
 from fencepost.kernel.records import (
+    CANCELLED,
+    CLAIMED,
+    COMMITTED,
+    END_COMMITTED,
+    PARKED,
+    READY,
     Checkpoint,
     End,
     LogEntry,
@@ -63,7 +69,7 @@ def _claim_repeat(c: Context) -> Any:
         task = c.snapshot.tasks.get(task_id)
         if task is None:
             continue
-        if task.claim_generation == generation and task.attempt_id == attempt_id and task.state == State.CLAIMED:
+        if task.claim_generation == generation and task.attempt_id == attempt_id and task.state == CLAIMED:
             if task.scheduler_epoch == c.pool.epoch:
                 live.append(task)
             else:
@@ -102,7 +108,7 @@ def lapsed(c: Context) -> bool:
 
 
 def _claim_held(c: Context) -> Any:
-    if c.task.state == State.CLAIMED and not lapsed(c):
+    if c.task.state == CLAIMED and not lapsed(c):
         return Refusal(Outcome.HELD, None, held_by(c.task))
     return None
 
@@ -110,9 +116,9 @@ def _claim_held(c: Context) -> Any:
 def _claim_claimable(c: Context) -> Any:
     task = c.task
     state = task.state
-    if state == State.READY or state == State.CLAIMED:
+    if state in (READY, CLAIMED):
         return None
-    if state == State.CANCELLED:
+    if state == CANCELLED:
         return Refusal(Outcome.CANCELLED, None, {"cancel_generation": task.cancel_generation})
     return Refusal(
         Outcome.NOT_CLAIMABLE, State(state).name, {"state": State(state).name, "park_reason": task.park_reason}
@@ -120,7 +126,7 @@ def _claim_claimable(c: Context) -> Any:
 
 
 def _claim_available(c: Context) -> Any:
-    if c.task.state == State.READY and c.task.available_at > c.now:
+    if c.task.state == READY and c.task.available_at > c.now:
         return Refusal(Outcome.NOT_CLAIMABLE, Reason.NOT_YET, {"available_at": c.task.available_at})
     return None
 
@@ -136,16 +142,14 @@ def grant(c: Context, writes: WriteSet, attempt_id: str) -> Task | None:
     None when that used up the task's attempts and parked it instead."""
     before, now, proof = c.task, c.now, writes.proof
     task: Task = before
-    if task.state == State.CLAIMED:
-        task = end_attempt(
-            writes, task, now, End.EXPIRED, state=State.READY, charge=task.scheduler_epoch == c.pool.epoch
-        )
-        if task.state == State.PARKED:
+    if task.state == CLAIMED:
+        task = end_attempt(writes, task, now, End.EXPIRED, state=READY, charge=task.scheduler_epoch == c.pool.epoch)
+        if task.state == PARKED:
             write_task(writes, before, task, "claim")
             return None
     after: Task = _replace(
         task,
-        state=int(State.CLAIMED),
+        state=CLAIMED,
         state_version=task.state_version + 1,
         scheduler_epoch=c.pool.epoch,
         claim_generation=task.claim_generation + 1,
@@ -267,7 +271,7 @@ def commit_digest(command: k.Commit) -> str:
 
 def _commit_replay(c: Context) -> Any:
     """A repeat by the attempt whose commit has this very digest is answered from the record, before the fence."""
-    if c.task.state != State.COMMITTED:
+    if c.task.state != COMMITTED:
         return None
     result = c.snapshot.results.get(c.task.task_id)
     if result is None or result.attempt_id != c.claim.attempt_id or result.commit_digest != commit_digest(c.command):
@@ -297,11 +301,11 @@ def _commit_act(c: Context, proof: Proof) -> Decision:
         parents = tuple(r.result_commit_id for r in found if r is not None)
     after = _replace(
         task,
-        state=int(State.COMMITTED),
+        state=COMMITTED,
         state_version=task.state_version + 1,
         lease_expires_at=None,
         result_commit_id=command.result_commit_id,
-        end=int(End.COMMITTED),
+        end=END_COMMITTED,
     )
     result = ResultCommit(
         task.task_id,
@@ -364,7 +368,7 @@ def _release_act(c: Context, proof: Proof) -> Decision:
     task, command = c.task, c.command
     writes = guarded(c, proof)
     after = end_attempt(
-        writes, task, c.now, End.RELEASED, state=State.READY, charge=False, available_at=c.now + command.delay_us
+        writes, task, c.now, End.RELEASED, state=READY, charge=False, available_at=c.now + command.delay_us
     )
     write_task(writes, task, after)
     return say(c, writes, "release", Outcome.RELEASED, after, {"available_at": after.available_at})
@@ -383,10 +387,10 @@ def _fail_act(c: Context, proof: Proof) -> Decision:
     wait = backoff_us(c.pool.policy, task.charged_attempts + 1, command.jitter)
     fields: dict[str, Any] = {"detail": {"error": command.error, "retry": command.retry}}
     if command.retry:
-        state = State.READY
+        state = READY
         fields["available_at"] = c.now + wait
     else:
-        state = State.PARKED
+        state = PARKED
         fields["park_reason"] = "FINAL"
     after = end_attempt(writes, task, c.now, End.FAILED, state=state, charge=True, **fields)
     write_task(writes, task, after)

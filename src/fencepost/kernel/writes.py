@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -36,7 +35,18 @@ class Keys(msgspec.Struct):
     starts: set[tuple[str, int]] = msgspec.field(default_factory=set)  # attempt_started of (task, generation)
 
     def __bool__(self) -> bool:
-        return any(getattr(self, name) for name in self.__struct_fields__)
+        return bool(
+            self.tasks
+            or self.requests
+            or self.pools
+            or self.results
+            or self.staged
+            or self.inputs
+            or self.checkpoints
+            or self.children
+            or self.parents
+            or self.starts
+        )
 
 
 class Snapshot(msgspec.Struct):
@@ -110,63 +120,43 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 
 
-class WriteSet:
+class WriteSet(msgspec.Struct):
     """One operation: everything or nothing. Stores compare `epoch` and `pool_version` (unless None) and
     every task's version, then write."""
 
-    __slots__ = (
-        "checkpoints",
-        "dependencies",
-        "discard_attempts",
-        "discard_rivals",
-        "drop_checkpoints",
-        "epoch",
-        "events",
-        "inputs",
-        "log",
-        "pool",
-        "pool_version",
-        "pool_write",
-        "proof",
-        "requests",
-        "results",
-        "staged",
-        "tasks",
-    )
+    proof: Proof
+    pool: str
+    epoch: int | None  # the pool's, under which this was decided; None: the door compares none
+    # The pool's record that this was decided on, so that a closed intake, too, stops what was under way.
+    pool_version: int | None = None
+    tasks: list[TaskWrite] = []
+    events: list[Event] = []
+    inputs: list[tuple[str, int, Content]] = []  # (task, revision, content): replaces the task's input
+    dependencies: list[Dependency] = []
+    checkpoints: list[Checkpoint] = []  # replaces the task's checkpoint
+    drop_checkpoints: list[str] = []  # task ids
+    staged: list[Staged] = []  # insert; the same (task, generation, digest) again changes nothing
+    discard_attempts: list[tuple[str, int]] = []  # STAGED of (task, generation) → DISCARDED
+    # STAGED of task: (generation, digest) → COMMITTED, rest → DISCARDED
+    discard_rivals: list[tuple[str, int, str]] = []
+    results: list[ResultCommit] = []
+    requests: list[Request] = []
+    pool_write: tuple[int, Pool] | None = None  # (expected state_version; 0: insert, pool)
+    log: list[LogEntry] = []
 
-    def __init__(self, proof: Proof, pool: str, epoch: int | None, pool_version: int | None = None) -> None:
-        if type(proof) is not Proof:
+    def __post_init__(self) -> None:
+        if type(self.proof) is not Proof:
             raise TypeError("a WriteSet needs the Proof of a passed fence")
-        self.proof = proof
-        self.pool = pool
-        self.epoch = epoch  # the pool's, under which this was decided; None: the door compares none
-        # The pool's record that this was decided on, so that a closed intake, too, stops what was under way.
-        self.pool_version = pool_version
-        self.tasks: list[TaskWrite] = []
-        self.events: list[Event] = []
-        self.inputs: list[tuple[str, int, Content]] = []  # (task, revision, content): replaces the task's input
-        self.dependencies: list[Dependency] = []
-        self.checkpoints: list[Checkpoint] = []  # replaces the task's checkpoint
-        self.drop_checkpoints: list[str] = []  # task ids
-        self.staged: list[Staged] = []  # insert; the same (task, generation, digest) again changes nothing
-        self.discard_attempts: list[tuple[str, int]] = []  # STAGED of (task, generation) → DISCARDED
-        self.discard_rivals: list[
-            tuple[str, int, str]
-        ] = []  # STAGED of task: (generation, digest) → COMMITTED, rest → DISCARDED
-        self.results: list[ResultCommit] = []
-        self.requests: list[Request] = []
-        self.pool_write: tuple[int, Pool] | None = None  # (expected state_version; 0: insert, pool)
-        self.log: list[LogEntry] = []
 
-    def records(self) -> Iterable[Any]:
+    def records(self) -> list[Any]:
         """Keys of the records that this set compares and moves."""
+        found: list[Any] = [write.task.task_id for write in self.tasks]
         if self.pool_write is not None:
-            yield ("pool", self.pool_write[1].name)
-        for write in self.tasks:
-            yield write.task.task_id
+            found.append(("pool", self.pool_write[1].name))
+        return found
 
 
-class Decision(msgspec.Struct):
+class Decision(msgspec.Struct, gc=False):
     """`answer` is a Refusal, a Problem, or the door's own value; `writes` is None where nothing changes."""
 
     answer: Any

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from typing import Any
 
 from fencepost.errors import InvalidRequest, Unavailable
@@ -20,7 +20,7 @@ from fencepost.kernel import commands as k
 from fencepost.kernel.kernel import Kernel
 from fencepost.kernel.operations import Granted
 from fencepost.kernel.outcomes import Problem, Refusal
-from fencepost.kernel.records import LogEntry, State
+from fencepost.kernel.records import READY, LogEntry, Task
 from fencepost.kernel.writes import Decision, Keys, Snapshot, WriteSet
 from fencepost.service import answers, queries
 from fencepost.service.admission import admit
@@ -56,6 +56,24 @@ class Operation:
         self.tries = 0
 
 
+class Candidates:
+    """What the scan offered to one lane's claims. In a wave no task is offered twice: who looked at it has taken
+    it, or was refused it by comparisons that would refuse it to the next as well."""
+
+    __slots__ = ("_tasks", "drawn")
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = iter(tasks)
+        self.drawn = False  # this wave has moved a task of it
+
+    def untouched(self, touched: set[Any]) -> Iterator[Task]:
+        for task in self._tasks:
+            if task.task_id not in touched:
+                yield task
+            else:
+                self.drawn = True
+
+
 class Coordinator:
     """The `Backend` in this process. Not thread-safe: one event loop owns it; others open their own."""
 
@@ -74,8 +92,8 @@ class Coordinator:
 
     # asking -------------------------------------------------------------------------------------
 
-    async def decide(self, command: Any, *, quiet: bool = False) -> Operation:
-        """Queue one command and wait for its decision. Raises InvalidRequest (admission) and Unavailable."""
+    def _queue(self, command: Any, quiet: bool = False) -> Operation:
+        """The command in the next batch; its `future` is done once it was decided."""
         admit(command, self.store_id)
         if self._closed:
             raise Unavailable("this client is closed")
@@ -83,11 +101,11 @@ class Coordinator:
         self._waiting.append(operation)
         if self._lane is None:
             self._lane = asyncio.create_task(self._run_lane(), name="fencepost-lane")
-        await operation.future
         return operation
 
     async def ask(self, command: Any, *, quiet: bool = False) -> Any:
-        operation = await self.decide(command, quiet=quiet)
+        operation = self._queue(command, quiet)
+        await operation.future
         return self._answer(operation)
 
     async def ask_many(self, commands: Sequence[Any], *, quiet: bool = False) -> list[Any]:
@@ -96,7 +114,10 @@ class Coordinator:
     async def submit(self, command: Any) -> list[Submitted] | Refused:
         if not command.tasks:
             return []
-        answer = (await self.decide(command)).decision.answer  # type: ignore[union-attr]
+        operation = self._queue(command)
+        await operation.future
+        assert operation.decision is not None
+        answer = operation.decision.answer
         if isinstance(answer, Problem):
             raise answers.problem(answer)
         if isinstance(answer, Refusal):
@@ -104,7 +125,9 @@ class Coordinator:
         return [Submitted(answers.task_view(task), created) for task, created in answer.info["tasks"]]
 
     async def claim_next(self, command: Any, wait: float = 0.0) -> list[Claim] | Refused:
-        found: list[Claim] | Refused = await self.ask(command)
+        operation = self._queue(command)
+        await operation.future
+        found: list[Claim] | Refused = self._answer(operation)
         if wait <= 0 or isinstance(found, Refused) or found:
             return found
         async with self._wakeups.waiter(command.pool, command.queues, command.kinds, wait) as waiter:
@@ -123,11 +146,10 @@ class Coordinator:
         answer = decision.answer
         kind = type(answer)
         if kind is Granted:
-            assert operation.snapshot is not None
-            claims = [answers.claim(task, operation.snapshot, self.store_id) for task in answer.tasks]
-            if type(operation.command) is k.Claim:
-                return claims[0]
-            return claims
+            snapshot = operation.snapshot
+            assert snapshot is not None
+            claims = [answers.claim(task, snapshot, self.store_id) for task in answer.tasks]
+            return claims[0] if type(operation.command) is k.Claim else claims
         door = _DOOR_OF[type(operation.command)]
         if kind is Refusal:
             return answers.refused(answer, door, operation.task_id)
@@ -179,7 +201,7 @@ class Coordinator:
         writes = decision.writes
         if writes is not None:
             for write in writes.tasks:
-                if write.task.state == State.READY:
+                if write.task.state == READY:
                     self._wakeups.ready(write.task)
         if type(answer) is Granted:
             for task in answer.tasks:
@@ -209,12 +231,8 @@ class Coordinator:
                 if operation.task_id in touched and operation.task_id is not None:
                     deferred.append(operation)
                     continue
-                offered: list[Any] = []
-                passed_over = False
-                if type(operation.command) is k.ClaimNext:
-                    found = candidates.get(_lane_of(operation.command), ())
-                    offered = [task for task in found if task.task_id not in touched]
-                    passed_over = len(offered) < len(found)
+                lane = candidates.get(_lane_of(operation.command)) if type(operation.command) is k.ClaimNext else None
+                offered = lane.untouched(touched) if lane is not None else ()
                 try:
                     decision = self.kernel.decide(snapshot, operation.command, offered)
                 except Exception as error:
@@ -223,15 +241,17 @@ class Coordinator:
                     continue
                 writes = decision.writes
                 if writes is not None:
-                    records = list(writes.records())
+                    records = writes.records()
                     if not touched.isdisjoint(records):
                         touched.update(records)  # keeps the order of what follows it
                         deferred.append(operation)
                         continue
                     touched.update(records)
+                    if lane is not None:
+                        lane.drawn = True
                     sets.append(writes)
                     setters.append(operation)
-                elif passed_over or _reads_moved(operation, touched):
+                elif (lane is not None and lane.drawn) or _reads_moved(operation, touched):
                     # Nothing, or no, must not be said from records that this wave has moved: there may be more
                     # tasks behind those that others of the wave took.
                     deferred.append(operation)
@@ -257,24 +277,24 @@ class Coordinator:
 
     def _load(
         self, pending: Sequence[Operation], snapshot: Snapshot
-    ) -> Generator[Load | Scan | Apply, Any, dict[Any, list[Any]]]:
-        kernel = self.kernel
-        loaded = Keys()
-        while True:
+    ) -> Generator[Load | Scan | Apply, Any, dict[Any, Candidates]]:
+        need = self.kernel.need
+        loaded = missing = Keys()
+        for operation in pending:
+            need(operation.command, snapshot, missing)
+        while missing:
+            yield Load(missing, snapshot)
             keys = Keys()
             for operation in pending:
-                kernel.need(operation.command, snapshot, keys)
+                need(operation.command, snapshot, keys)
             missing = _subtract(keys, loaded)
-            if not missing:
-                break
-            yield Load(missing, snapshot)
         wanted: dict[Any, int] = {}
         for operation in pending:
             command = operation.command
             if type(command) is k.ClaimNext:
                 lane = _lane_of(command)
                 wanted[lane] = wanted.get(lane, 0) + len(command.attempt_ids)
-        found: dict[Any, list[Any]] = {}
+        found: dict[Any, Candidates] = {}
         for lane, limit in wanted.items():
             pool_name, queues, kinds = lane
             pool = snapshot.pools.get(pool_name)
@@ -294,7 +314,7 @@ class Coordinator:
                     grace_us=grace,
                 )
                 tasks = [*tasks, *lapsed]
-            found[lane] = tasks
+            found[lane] = Candidates(tasks)
         return found
 
     def _load_for_claims(
@@ -452,7 +472,7 @@ def _reads_moved(operation: Operation, touched: set[Any]) -> bool:
     if not touched:
         return False
     command = operation.command
-    if isinstance(command, k.PoolCommand | k.CreatePool | k.ClaimNext) and ("pool", command.pool) in touched:
+    if isinstance(command, (k.PoolCommand, k.CreatePool, k.ClaimNext)) and ("pool", command.pool) in touched:
         return True
     new = command.tasks if type(command) is k.Submit else getattr(command, "spawn", ())
     return any(task.task_id in touched or not touched.isdisjoint(task.depends_on) for task in new)
