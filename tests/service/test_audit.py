@@ -153,6 +153,17 @@ async def test_more_violations_than_are_shown_are_counted() -> None:
     await client.close()
 
 
+@pytest.mark.parametrize("optimistic", [False, True])
+async def test_times_order_records_only_where_the_store_decides_inside_its_transaction(optimistic: bool) -> None:
+    store = MemoryStore(optimistic=optimistic)
+    client = await client_of(store)
+    await live(client)
+    Tamper(store).event("taken", "attempt_started", at=1 << 60)  # of epoch 1, in its place in the order of commit
+    found = {one.invariant for one in (await audit(store)).violations}
+    assert found == (set() if optimistic else {8})
+    await client.close()
+
+
 # Broken with SQL, in a file ----------------------------------------------------------------------
 
 STATEMENTS: list[tuple[int, str | None, str, str]] = [

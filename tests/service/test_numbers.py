@@ -14,8 +14,9 @@ from fencepost.client.client import Client
 from fencepost.errors import InvalidRequest
 from fencepost.kernel import commands as k
 from fencepost.kernel.kernel import Kernel
+from fencepost.service.coverage import Coverage
 from fencepost.service.numbers import _spread, numbers
-from fencepost.stores.base import Store
+from fencepost.stores.base import Store, TaskFilter
 from fencepost.stores.memory import MemoryStore
 from fencepost.stores.sqlite import SQLiteStore
 from fencepost.wire import NewTask, Outcome, Renewed
@@ -67,7 +68,10 @@ async def test_contention_is_held_and_conflict_over_all_claims_for_a_task_that_w
 async def test_reclaim_delay_is_the_time_from_the_leases_end_to_the_end_of_the_attempt(
     store: MemoryStore, client: Client
 ) -> None:
-    await client.submit_many([NewTask(n, task_id=f"t{n}") for n in range(2)])
+    await client.submit_many([NewTask(n, task_id=f"t{n}") for n in range(3)])
+    await claim(client, "t2", ttl=1.0)
+    store.advance(9.0)
+    await client.take_over("t2")  # a person did it, at a time of their own
     await claim(client, "t0", ttl=1.0)
     store.advance(4.0)
     await expire(client, "t0")  # by the loop's door
@@ -188,6 +192,17 @@ async def test_backlog_shows_each_lane_by_state_and_how_long_its_oldest_claimabl
     assert lanes["q", "default"]["oldest_ready_age"] is None  # its time has not come
 
 
+async def test_a_released_successor_has_waited_since_its_last_parent_committed(
+    store: MemoryStore, client: Client
+) -> None:
+    await client.submit_many([NewTask(1, task_id="parent"), NewTask(2, task_id="child", depends_on=["parent"])])
+    store.advance(50.0)
+    await client.commit(await claim(client, "parent"), 1)
+    store.advance(3.0)
+    (lane,) = (await status(client))["backlog"]
+    assert lane["oldest_ready_age"] == pytest.approx(3.0, abs=0.5)
+
+
 async def test_a_kind_that_nobody_can_do_is_named_once_it_waited_long_enough(
     store: MemoryStore, client: Client
 ) -> None:
@@ -225,6 +240,20 @@ async def test_coverage_is_100_percent_on_every_door_and_falls_without_one_compa
     await client.close()
 
 
+async def test_an_event_without_its_comparison_shows_even_where_more_events_than_records_were_read() -> None:
+    store = MemoryStore()
+    client = await client_of(store)
+    await client.submit_many([NewTask(n, task_id=f"t{n}") for n in range(2)])
+    coverage = Coverage()
+    coverage.record((await store.tasks(TaskFilter(), None, 1))[0])  # the other one was submitted after this was read
+    first, second = (numbered.entry for numbered in await store.events(0, 10))
+    coverage.event(first)
+    coverage.event(msgspec.structs.replace(second, compared=0))
+    (row,) = [row for row in coverage.rows() if row.door == "submit"]
+    assert (row.accepted, row.changes, row.ratio) == (1, 1, 0.0)
+    await client.close()
+
+
 async def test_pruned_tasks_are_on_neither_side_of_the_coverage(store: MemoryStore, client: Client) -> None:
     await live(client)
     await client.cancel("failed")
@@ -243,7 +272,8 @@ async def test_one_pool_can_be_asked_for_alone(client: Client) -> None:
     found = await status(client, pool="other")
     assert found["claims"]["granted"] == 0
     assert [row["pool"] for row in found["backlog"]] == ["other"]
-    assert {row["door"]: row["changes"] for row in found["coverage"]}["submit"] == 1
+    changes = {row["door"]: row["changes"] for row in found["coverage"]}
+    assert (changes["submit"], changes["pool"]) == (1, 0)
     assert found["fenced"] == []
 
 

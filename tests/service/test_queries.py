@@ -156,6 +156,23 @@ async def test_a_result_is_given_or_refused_with_the_state_as_reason(store: Stor
         assert (refused.outcome, refused.reason) == (outcome, reason)
 
 
+async def test_a_result_that_is_committed_while_it_is_asked_for_is_given(client: Client) -> None:
+    store = MemoryStore()
+    writer = await client_of(store)
+    await live(writer)
+    asked = 0
+
+    async def result(task_id: str) -> Any:
+        nonlocal asked
+        asked += 1
+        return None if asked == 1 else await MemoryStore.result(store, task_id)
+
+    store.result = result  # type: ignore[method-assign]
+    assert isinstance(await queries.result(store, "child"), Result)
+    assert asked == 2
+    await writer.close()
+
+
 async def test_a_pruned_result_is_still_answered_and_says_that_it_was_pruned(store: Store, client: Client) -> None:
     await live(client)
     await store.prune(await store.clock() + 1, 100)
@@ -274,14 +291,16 @@ async def test_times_in_details_are_datetimes_and_durations_seconds() -> None:
 async def test_a_watcher_sees_what_happens_from_now_on_and_nothing_of_before(store: Store, client: Client) -> None:
     await client.submit(NewTask(1, task_id="before"))
     watching = queries.watch(store, poll=0.01)
-    seen = asyncio.create_task(_take(watching, 2))
+    seen = asyncio.create_task(_take(watching, 5))
     async with asyncio.timeout(10):
         while not seen.done():
             await client.submit(NewTask(1))
             await asyncio.sleep(0.01)
     lines = await seen
     assert {line.name for line in lines} == {"submitted"}
-    assert "before" not in {line.task_id for line in lines}
+    shown = {line.task_id for line in lines}
+    assert "before" not in shown
+    assert len(shown) == 5
     await watching.aclose()
 
 
@@ -356,6 +375,7 @@ async def test_a_history_tells_record_attempts_timeline_staged_results_and_linea
     assert {parent.task_id: parent.result_commit_id for parent in child.lineage}.keys() == {"mother", "father"}
     assert set(child.result.parents) == {parent.result_commit_id for parent in child.lineage}
     assert child.successors == ["later"]
+    assert child.conflict  # what was staged, discarded and never committed counts too
     released = await queries.history(store, "released")
     assert released is not None
     assert not released.conflict
