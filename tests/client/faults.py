@@ -8,7 +8,6 @@ from typing import Any
 
 from fencepost.client.worker import Worker
 from fencepost.errors import Unavailable
-from fencepost.kernel import commands as k
 from fencepost.service.coordinator import Coordinator
 from fencepost.stores.memory import MemoryStore
 from fencepost.testing import MemoryClient
@@ -20,15 +19,24 @@ BOUND = 15.0
 Fault = Callable[[Any, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 
-class FaultyBackend(Coordinator):
-    """A coordinator whose next answers to commands of one type are up to the test."""
+class FaultyBackend:
+    """A `Backend` before a real one, whose next answers to commands of one type are up to the test."""
 
-    def __init__(self, store: MemoryStore, faults: Faults) -> None:
-        super().__init__(store)
-        self.faults = faults
+    def __init__(self, backend: Coordinator, faults: Faults) -> None:
+        self._backend = backend
+        self._faults = faults
 
-    async def ask(self, command: Any, *, quiet: bool = False) -> Any:
-        return await self.faults.meet(command, lambda: Coordinator.ask(self, command, quiet=quiet))
+    async def ask(self, command: Any) -> Any:
+        return await self._faults.meet(command, lambda: self._backend.ask(command))
+
+    async def ask_many(self, commands: Any) -> list[Any]:
+        return await asyncio.gather(*(self.ask(command) for command in commands), return_exceptions=True)
+
+    async def claim_next(self, command: Any, wait: float = 0.0) -> Any:
+        return await self._faults.meet(command, lambda: self._backend.claim_next(command, wait))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
 
 
 class Faults:
@@ -79,9 +87,10 @@ def faulty_client(faults: Faults, renewal_faults: Faults | None = None) -> Memor
     store = MemoryStore()
 
     async def reopen() -> Any:
-        return FaultyBackend(store, renewal_faults if renewal_faults is not None else Faults())
+        return FaultyBackend(Coordinator(store), renewal_faults if renewal_faults is not None else Faults())
 
-    return MemoryClient(store, FaultyBackend(store, faults), reopen=reopen)
+    backend: Any = FaultyBackend(Coordinator(store), faults)
+    return MemoryClient(store, backend, reopen=reopen)
 
 
 class Working:
@@ -123,10 +132,6 @@ async def state_of(client: Any, task_id: str) -> str:
 
 async def ends_of(client: Any, task_id: str) -> list[str | None]:
     return [attempt.end for attempt in await client.attempts(task_id)]
-
-
-def commands(faults: Faults, kind: type = k.Command) -> list[str]:
-    return [type(each).__name__ for each in faults.asked if isinstance(each, kind)]
 
 
 async def reported(client: Any, task_id: str) -> None:

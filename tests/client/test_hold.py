@@ -16,7 +16,7 @@ from fencepost.wire import Claim, Committed, NewTask, Refused
 from tests.client.faults import BOUND, Faults, ends_of, faulty_client, lost_answer
 
 
-async def claimed(client: MemoryClient, ttl: float = 0.9, **task: Any) -> Claim:
+async def claimed(client: MemoryClient, ttl: float = 1.5, **task: Any) -> Claim:
     await client.submit(NewTask({"x": 1}, task_id="t", **task))
     (claim,) = await client.claim_next(owner="me", ttl=ttl)
     return claim
@@ -31,7 +31,7 @@ async def test_a_body_that_commits_ends_the_hold_by_that(client: MemoryClient):
     claim = await claimed(client)
     async with client.hold(claim) as attempt:
         assert attempt.input == {"x": 1}
-        assert 0 < attempt.remaining() <= 0.9
+        assert 0 < attempt.remaining() <= 1.5
         attempt.check()
         attempt.usage(tokens=3)
         digest = await attempt.stage({"r": 1})
@@ -69,7 +69,7 @@ async def test_a_body_that_ends_without_anything_releases(client: MemoryClient):
 
 
 async def test_the_lease_is_renewed_while_the_body_runs(client: MemoryClient):
-    claim = await claimed(client, ttl=0.3)
+    claim = await claimed(client, ttl=0.9)
     async with client.hold(claim) as attempt:
         async with asyncio.timeout(BOUND):
             while (await client.task("t")).state_version < 6:
@@ -148,14 +148,29 @@ async def test_a_claim_handed_to_another_process_is_held_there(client: MemoryCli
     assert (await client.result("t")).value == 2
 
 
-async def test_checkpoints_at_once_keep_their_order(client: MemoryClient):
-    claim = await claimed(client)
-    async with client.hold(claim) as attempt:
-        await asyncio.gather(*(attempt.checkpoint(n) for n in range(5)))
-        assert attempt.checkpoint_data == 4
-    (again,) = await client.claim_next(owner="you")
-    assert again.checkpoint_data == 4
-    assert await refusals(client) == []
+async def test_checkpoints_at_once_keep_their_order():
+    faults = Faults()
+    first, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(command: Any, act: Any) -> Any:
+        first.set()
+        await go_on.wait()
+        return await act()
+
+    faults.add(k.SaveCheckpoint, slow)
+    async with faulty_client(faults) as client:
+        claim = await claimed(client)
+        async with client.hold(claim) as attempt:
+            saving = asyncio.gather(*(attempt.checkpoint(n) for n in range(5)))
+            await asyncio.wait_for(first.wait(), BOUND)
+            go_on.set()
+            await asyncio.wait_for(saving, BOUND)
+            assert attempt.checkpoint_data == 4
+        numbers = [each.number for each in faults.asked if isinstance(each, k.SaveCheckpoint)]
+        assert numbers == [1, 2, 3, 4, 5]
+        (again,) = await client.claim_next(owner="you")
+        assert again.checkpoint_data == 4
+        assert await refusals(client) == []
 
 
 async def test_a_checkpoint_whose_answer_was_lost_is_asked_for_again():

@@ -89,9 +89,9 @@ def test_the_terms_stand_in_order_or_name_the_field_that_does_not():
 async def test_b21_a_handler_that_blocks_the_event_loop_keeps_its_lease(client: MemoryClient):
     app = App()
 
-    @app.task("blocks", ttl=0.5)
+    @app.task("blocks", ttl=1.5)
     async def blocks(attempt: Attempt) -> str:
-        time.sleep(1.5)
+        time.sleep(3.5)
         attempt.check()
         return "kept"
 
@@ -105,9 +105,9 @@ async def test_b21_a_handler_that_blocks_the_event_loop_keeps_its_lease(client: 
 async def test_b21_a_busy_interpreter_does_not_starve_the_renewal(client: MemoryClient):
     app = App()
 
-    @app.task("burns", ttl=0.6)
+    @app.task("burns", ttl=3.0)
     def burns(attempt: Any) -> int:
-        end, count = clock.elapsed() + 1.2, 0
+        end, count = clock.elapsed() + 4.0, 0
         while clock.elapsed() < end:
             count += 1
         return count
@@ -122,7 +122,7 @@ async def test_one_failed_beat_is_no_loss_and_is_asked_again_with_the_same_reque
     faults = Faults()
     faults.add(k.Renew, lost_answer, never_arrived)
     async with faulty_client(Faults(), faults) as client:
-        renewal, _, lease, losses = await keep(client, 0.6)
+        renewal, _, lease, losses = await keep(client, 1.5)
         await enough(faults, 4)
         first, second, third, fourth = renewals(faults)[:4]
         assert first == second == third != fourth
@@ -135,7 +135,7 @@ async def test_b21_a_renewal_that_hangs_is_asked_again_before_the_window_ends():
     faults = Faults()
     faults.add(k.Renew, hangs, acts_then_hangs)
     async with faulty_client(Faults(), faults) as client:
-        _, _, lease, losses = await keep(client, 0.9)
+        _, _, lease, losses = await keep(client, 1.8)
         await enough(faults, 4)
         ids = renewals(faults)
         assert ids[0] == ids[1]
@@ -168,10 +168,10 @@ async def test_a_hanging_renewal_of_one_lease_does_not_hold_up_the_others():
         renewal, _, _, losses = await keep(client, 0.6)
         await client.submit(NewTask(1, task_id="u"))
         sent = clock.elapsed()
-        (other,) = await client.claim_next(owner="me", ttl=0.9)
-        kept = renewal.register(other, Terms.of(0.9), sent, Losses())
+        (other,) = await client.claim_next(owner="me", ttl=2.4)
+        kept = renewal.register(other, Terms.of(2.4), sent, Losses())
         await losses.next()
-        assert kept.lost is None and kept.remaining() > 0.3
+        assert kept.lost is None and kept.remaining() > 0.8
 
 
 async def test_trust_counts_from_the_sending_of_the_last_renewal():
@@ -270,7 +270,7 @@ async def test_a_commit_whose_answer_was_lost_leaves_the_lease_kept():
     faults.add(k.Commit, never_arrived)
     beats = Faults()
     async with faulty_client(faults, beats) as client:
-        _, claim, lease, _ = await keep(client, 0.6)
+        _, claim, lease, _ = await keep(client, 1.5)
         client.leases[claim.attempt_id] = lease
         with pytest.raises(Unavailable):
             await client.commit(claim, 1)
@@ -302,7 +302,7 @@ async def test_x26_a_beat_that_meets_ones_own_commit_is_no_loss(client: MemoryCl
     ],
 )
 async def test_a_refused_renewal_tells_the_holder_why(client: MemoryClient, what: str, says: str):
-    _, claim, lease, losses = await keep(client, 0.9)
+    _, claim, lease, losses = await keep(client, 1.8)
     match what:
         case "reclaimed":
             await client.reclaim(claim)
@@ -324,17 +324,17 @@ async def test_a_refused_renewal_tells_the_holder_why(client: MemoryClient, what
 async def test_b45_at_the_longest_claim_age_the_holder_is_told_before_the_lease_ends(
     client: MemoryClient, caplog: pytest.LogCaptureFixture
 ):
-    await client.set_policy(max_ttl=0.6, max_claim_age=1.0)
+    await client.set_policy(max_ttl=1.2, max_claim_age=2.0)
     started = clock.elapsed()
-    _, _, lease, losses = await keep(client, 0.6)
+    _, _, lease, losses = await keep(client, 1.2)
     async with asyncio.timeout(BOUND):
         while not lease.exhausted:
             await asyncio.sleep(0.005)
-    assert clock.elapsed() - started < 1.0
+    assert clock.elapsed() - started < 1.9
     assert "max_claim_age" in caplog.text
     loss = await losses.next()
     assert "max_claim_age" in loss.reason
-    assert 0.8 < clock.elapsed() - started < 1.2
+    assert clock.elapsed() - started > 1.9  # to the lease's own end, not only for a window after the last renewal
 
 
 async def test_a_handler_that_shows_no_sign_of_life_is_not_renewed_for_ever(client: MemoryClient):
@@ -360,9 +360,9 @@ async def test_a_handler_that_shows_no_sign_of_life_is_not_renewed_for_ever(clie
 async def test_a_handler_that_says_that_it_is_alive_is_kept(client: MemoryClient):
     app = App()
 
-    @app.task("lively", ttl=0.6, silence=0.3)
+    @app.task("lively", ttl=1.5, silence=0.8)
     async def lively(attempt: Attempt) -> str:
-        end = clock.elapsed() + 1.5
+        end = clock.elapsed() + 2.5
         while clock.elapsed() < end:
             await asyncio.sleep(0.1)
             attempt.alive()

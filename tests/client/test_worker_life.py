@@ -6,11 +6,15 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 from typing import Any
+
+import pytest
 
 from fencepost import clock
 from fencepost.app import App
-from fencepost.client.attempt import Attempt
+from fencepost.client import serving, worker
+from fencepost.client.attempt import Attempt, SyncAttempt
 from fencepost.client.worker import Worker
 from fencepost.kernel import commands as k
 from fencepost.testing import MemoryClient
@@ -101,8 +105,7 @@ async def test_ten_drains_use_up_no_attempt(client: MemoryClient):
 async def test_sigterm_drains_and_a_second_one_does_not_wait(client: MemoryClient):
     play = Gated()
     await client.submit(play.gated.task(task_id="t"))
-    worker = Worker(client, play.app, drain_timeout=600.0)
-    running = asyncio.ensure_future(worker.run())
+    running = asyncio.ensure_future(Worker(client, play.app, drain_timeout=600.0).run())
     await play.begun()
     os.kill(os.getpid(), signal.SIGTERM)
     done, _ = await asyncio.wait({running}, timeout=0.1)
@@ -231,7 +234,11 @@ async def test_a_failure_whose_answer_was_lost_is_charged_once():
         assert (view.state, view.charged_attempts) == ("READY", 1)
 
 
-async def test_a_store_that_never_answers_a_commit_does_not_keep_the_worker_from_ending():
+async def test_a_store_that_never_answers_a_commit_does_not_keep_the_worker_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(serving, "INSIST_AT_END", 0.3)
+    monkeypatch.setattr(worker, "INSIST_AT_END", 0.3)
     faults = Faults()
     faults.always[k.Commit] = never_arrived
     play = Gated()
@@ -241,8 +248,10 @@ async def test_a_store_that_never_answers_a_commit_does_not_keep_the_worker_from
             await play.begun()
             play.go_on.set()
             await until(lambda: asked(faults), "no commit was sent")
+            stopped = clock.elapsed()
             working.worker.stop()
             assert await asyncio.wait_for(working.task, BOUND) == 0
+            assert clock.elapsed() - stopped < 4
 
 
 async def asked(faults: Faults) -> bool:
@@ -273,6 +282,23 @@ async def test_a_raised_epoch_stops_the_worker_with_code_4(client: MemoryClient)
     await reported(client, "t")
 
 
+async def test_a_raised_epoch_is_heard_of_while_a_thread_that_does_not_stop_holds_the_only_slot(client: MemoryClient):
+    app = App()
+    started, go_on = threading.Event(), threading.Event()
+
+    @app.task("deaf", ttl=0.6)
+    def deaf(attempt: SyncAttempt) -> None:
+        started.set()
+        go_on.wait(BOUND)
+
+    await client.submit(deaf.task(task_id="t"))
+    running = asyncio.ensure_future(Worker(client, app, concurrency=1).run())
+    await asyncio.to_thread(started.wait, BOUND)
+    await raised(client)
+    assert await asyncio.wait_for(running, BOUND / 2) == 4
+    go_on.set()
+
+
 async def test_an_idle_worker_stops_with_code_4_too(client: MemoryClient):
     play = Gated()
     running = asyncio.ensure_future(Worker(client, play.app).run())
@@ -290,6 +316,7 @@ async def test_on_epoch_adopt_drops_what_ran_and_goes_on_once_the_intake_is_open
         await raised(client)
         await reported(client, "t")
         assert isinstance(await client.result("t", wait=0.3), Refused)
+        assert await client.epoch() == 1, "adopted although the intake is closed"
         play.go_on.set()
         other = await client.clone()
         other._epochs = {}  # as one that connects now
@@ -393,7 +420,9 @@ async def test_what_a_handler_returns_after_the_trust_is_over_is_not_even_sent()
         await reported(client, "t")
 
 
-async def test_a_claim_call_that_hangs_does_not_keep_the_worker_from_ending():
+async def test_a_claim_call_that_hangs_does_not_keep_the_worker_from_ending(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(serving, "INSIST_AT_END", 0.3)
+    monkeypatch.setattr(worker, "INSIST_AT_END", 0.3)
     faults = Faults()
     faults.always[k.ClaimNext] = acts_then_hangs
     play = Gated()
