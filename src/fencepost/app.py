@@ -110,7 +110,7 @@ class Handler(Generic[P, R]):
             plain: Any = bytes(input)
         else:
             try:
-                plain = msgspec.to_builtins(input)
+                plain = msgspec.to_builtins(input, order="deterministic")  # a set has no order of its own
             except (TypeError, ValueError, RecursionError) as error:
                 raise InvalidRequest("input", f"has no JSON form ({error})") from None
         return NewTask(

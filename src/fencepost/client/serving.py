@@ -224,7 +224,7 @@ class Serving:
         usage = self._usage()
         try:
             if not isinstance(result, (bytes, bytearray, memoryview)):
-                result = msgspec.to_builtins(result)
+                result = msgspec.to_builtins(result, order="deterministic")  # a set has no order of its own
             await self._end(
                 "committed", lambda rid: self._client.commit(self.claim, result, usage=usage, request_id=rid)
             )
