@@ -105,7 +105,7 @@ def handlers(app: fencepost.App, ttl: float, kinds: list[str] | None, gates: dic
             "infinity": float("inf"),
             "huge": 10**5000,
             "large": "x" * (1 << 20),
-            "set": {1, 2},
+            "set": {"b", "c", "a"},
             "deep": _deep(100_000),
             "key": {1: "one"},
             "empty": "",
