@@ -125,9 +125,7 @@ class Coordinator:
         return [Submitted(answers.task_view(task), created) for task, created in answer.info["tasks"]]
 
     async def claim_next(self, command: Any, wait: float = 0.0) -> list[Claim] | Refused:
-        operation = self._queue(command)
-        await operation.future
-        found: list[Claim] | Refused = self._answer(operation)
+        found: list[Claim] | Refused = await self.ask(command)
         if wait <= 0 or isinstance(found, Refused) or found:
             return found
         async with self._wakeups.waiter(command.pool, command.queues, command.kinds, wait) as waiter:
