@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,22 @@ async def test_the_report_has_a_json_form_and_says_how_far_it_is(store: Store) -
     await client.submit_many([NewTask(n) for n in range(450)])
     seen: list[tuple[int, int]] = []
     report = await audit(store, lambda done, total: seen.append((done, total)))
-    assert seen == [(200, 450), (400, 450), (450, 450)]
+    assert seen == [(25, 450), (75, 450), (175, 450), (375, 450), (450, 450)]
     shown = msgspec.json.decode(msgspec.json.encode(report))
     assert shown["clean"] is True
     assert shown["checks"][0]["violations"] == 0
+    await client.close()
+
+
+async def test_pages_shrink_where_bodies_are_large(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = await client_of(store)
+    await client.submit_many([NewTask("x" * 1000, task_id=f"t{n:03}") for n in range(100)])
+    monkeypatch.setattr("fencepost.service.audit.PAGE_BYTES", 12_500)
+    seen: list[int] = []
+    await audit(store, lambda done, total: seen.append(done))
+    assert seen[0] == 25
+    assert all(after - before <= 10 for before, after in itertools.pairwise(seen))
+    assert seen[-1] == 100
     await client.close()
 
 
@@ -93,7 +106,7 @@ async def test_pruned_tasks_are_checked_from_what_is_left_and_count_in_no_covera
 async def test_audit_of_a_store_in_use_reports_nothing_that_is_only_in_between(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fencepost.service.audit.PAGE", 7)
+    monkeypatch.setattr("fencepost.service.audit.LARGEST_PAGE", 7)
     client = await client_of(store)
     await client.submit_many([NewTask(n, task_id=f"p{n:03}") for n in range(60)])
     await client.submit_many([NewTask(n, task_id=f"c{n:03}", depends_on=[f"p{n:03}"]) for n in range(60)])
@@ -179,6 +192,10 @@ STATEMENTS: list[tuple[int, str | None, str, str]] = [
     (5, "orphaned", "UPDATE task SET state = 1, deps_remaining = 0 WHERE task_id = 'orphaned'", "open parents"),
     (5, "child", "DELETE FROM dependency WHERE task_id = 'child' AND parent_id = 'mother'", "has 1 dependencies"),
     (7, None, "DELETE FROM task WHERE task_id = 'released'", "belong to no task"),
+    (7, "failed", "UPDATE event SET detail = '{' WHERE task_id = 'failed'", "cannot be read"),
+    (7, "child", "UPDATE result SET parents = 'x' WHERE task_id = 'mother'", "one of its parents cannot be read"),
+    (7, "mother", "UPDATE result SET parents = 'x' WHERE task_id = 'mother'", "stored about it cannot be read"),
+    (7, None, "UPDATE event SET detail = '{' WHERE task_id = 'failed' AND state_version = 3", "in order of commit"),
     (8, "spawned", "UPDATE event SET epoch = 1 WHERE task_id = 'spawned' AND epoch = 2", "after the raise to 2"),
 ]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from typing import Any
 
@@ -23,9 +23,11 @@ from fencepost.kernel.records import Content, ResultCommit, Staged, StagedState,
 from fencepost.service.coverage import Coverage, CoverageRow
 from fencepost.service.epochs import FENCED, Epochs, passes_fence, read_epochs
 from fencepost.service.replay import Replay
-from fencepost.stores.base import Numbered, Store, TaskHistory
+from fencepost.stores.base import Numbered, Store, TaskFilter, TaskHistory
 
-PAGE = 200
+FIRST_PAGE = 25  # tasks; then as many as PAGE_BYTES of bodies let in, at most doubling
+LARGEST_PAGE = 500
+PAGE_BYTES = 8 << 20
 MAX_SHOWN = 1000  # violations kept in the report; all are counted
 MAX_REMEMBERED = 4_000_000  # attempts, and committed parents, that are told apart over the whole store
 
@@ -79,6 +81,10 @@ class AuditReport(msgspec.Struct):
     violation_count: int
 
 
+# What a store raises for a row that no codec wrote.
+_UNREADABLE = (msgspec.MsgspecError, ValueError)
+
+
 class _Audit:
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -97,6 +103,35 @@ class _Audit:
         self.found[invariant] += 1
         if len(self.violations) < MAX_SHOWN:
             self.violations.append(Violation(invariant, task_id, says))
+
+    # pages --------------------------------------------------------------------------------------
+
+    async def pages(self) -> AsyncIterator[list[TaskHistory]]:
+        """Every task's history, in order of id. One that cannot be read is reported, and the rest goes on."""
+        after: str | None = None
+        limit = FIRST_PAGE
+        while True:
+            try:
+                page = await self.store.histories(after, limit)
+                read, last = len(page), page[-1].task.task_id if page else None
+            except _UNREADABLE:
+                tasks = await self.store.tasks(TaskFilter(), after, limit)
+                page = [found for task in tasks if (found := await self._one(task.task_id)) is not None]
+                read, last = len(tasks), tasks[-1].task_id if tasks else None
+            yield page
+            if read < limit:
+                return
+            after = last
+            fitting = PAGE_BYTES * len(page) // (sum(map(_bytes_of, page)) + 1)
+            limit = max(1, min(fitting, 2 * limit, LARGEST_PAGE))
+            await asyncio.sleep(0)  # a store that answers at once must not keep the loop from everybody else
+
+    async def _one(self, task_id: str) -> TaskHistory | None:
+        try:
+            return await self.store.history(task_id)
+        except _UNREADABLE as error:
+            self.report(7, task_id, f"what is stored about it cannot be read ({error})")
+            return None
 
     # tasks --------------------------------------------------------------------------------------
 
@@ -124,7 +159,10 @@ class _Audit:
             for event in history.events:
                 self.coverage.event(event)
         await self._epochs_of(history, report)
-        await self._graph(history, replay, report)
+        try:
+            await self._graph(history, replay, report)
+        except _UNREADABLE as error:
+            report(7, f"what is stored about one of its parents cannot be read ({error})")
 
     def _record(self, task: Task, report: Callable[[int, str], None]) -> None:
         """What one record says about itself."""
@@ -301,7 +339,11 @@ class _Audit:
         for pool in list(self.epochs):
             highest, after = 0, 0
             while True:
-                page: list[Numbered] = await self.store.events(after, 1000, pool=pool, names=FENCED)
+                try:
+                    page: list[Numbered] = await self.store.events(after, 1000, pool=pool, names=FENCED)
+                except _UNREADABLE as error:
+                    self.report(7, None, f"pool {pool!r}: its journal cannot be read in order of commit ({error})")
+                    break
                 for numbered in page:
                     event = numbered.entry
                     if not passes_fence(event):
@@ -402,6 +444,17 @@ def _name(task: Task) -> str:
     return State(task.state).name if task.state in State._value2member_map_ else f"state {task.state!r}"
 
 
+def _bytes_of(history: TaskHistory) -> int:
+    bodies = [staged.content for staged in history.staged]
+    if history.input is not None:
+        bodies.append(history.input[1])
+    if history.result is not None and history.result.content is not None:
+        bodies.append(history.result.content)
+    if history.checkpoint is not None:
+        bodies.append(history.checkpoint.content)
+    return sum(len(content.data) for content in bodies) + 200 * len(history.events)
+
+
 def _digest_error(content: Content, expected: str) -> str:
     """What is wrong with a body: empty where its digest, computed again, is `expected`."""
     if content.digest != expected:
@@ -428,17 +481,11 @@ async def audit(store: Store, progress: Callable[[int, int], None] | None = None
     for epochs in run.epochs.values():
         run.coverage.pool(epochs)
     total = sum(count for *_, count in await store.counts())
-    after: str | None = None
-    while True:
-        page = await store.histories(after, PAGE)
+    async for page in run.pages():
         for history in page:
             await run.task(history)
         if progress is not None:
             progress(run.totals["tasks"], max(total, run.totals["tasks"]))
-        if len(page) < PAGE:
-            break
-        after = page[-1].task.task_id
-        await asyncio.sleep(0)  # a store that answers at once must not keep the loop from everybody else
     await run.order()
     await run.orphans()
     coverage = run.coverage.rows()
