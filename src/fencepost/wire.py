@@ -343,6 +343,9 @@ class Backend(Protocol):
 
     async def task(self, task_id: str) -> TaskView | None: ...
 
+    async def record(self, task_id: str) -> TaskView | None:
+        """As `task`, without the input and whatever else has to be read besides the record."""
+
     async def tasks(self, where: dict[str, Any], cursor: str | None, limit: int) -> Page: ...
 
     async def attempts(self, task_id: str) -> list[AttemptView]: ...

@@ -21,7 +21,7 @@ class PeopleDoors:
         raise NotImplementedError
 
     async def _pool_of(self, task_id: str) -> str:
-        view = await self.backend.task(task_id)
+        view = await self.backend.record(task_id)
         return view.pool if view is not None else "default"
 
     # people -------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ class PeopleDoors:
         """Cancel: cancel generation + 1, a live attempt is over at once. `changed` False: it was cancelled already,
         or since the expected generation. Refused: NOT_FOUND, PROTOCOL, ALREADY_COMMITTED."""
         if expected_cancel_generation is None:
-            view = await self.backend.task(k.check_id(task_id, "task_id"))
+            view = await self.backend.record(k.check_id(task_id, "task_id"))
             expected_cancel_generation = view.cancel_generation if view is not None else 0
         command = k.Cancel(
             request_id=request_id or new_id(),
@@ -51,7 +51,7 @@ class PeopleDoors:
         self, task_id: str, *, expected_state_version: int | None = None, who: str = "", request_id: str | None = None
     ) -> Done | Refused:
         """CANCELLED or PARKED → READY, or BLOCKED while a parent is open; the charge starts again at 0."""
-        view = await self.backend.task(k.check_id(task_id, "task_id"))
+        view = await self.backend.record(k.check_id(task_id, "task_id"))
         if expected_state_version is None:
             expected_state_version = view.state_version if view is not None else 0
         command = k.Reopen(
@@ -73,7 +73,7 @@ class PeopleDoors:
         request_id: str | None = None,
     ) -> Done | Refused:
         """Replace the input: revision + 1; a live attempt ends SUPERSEDED and its writes become STALE_INPUT."""
-        view = await self.backend.task(k.check_id(task_id, "task_id"))
+        view = await self.backend.record(k.check_id(task_id, "task_id"))
         if expected_revision is None:
             expected_revision = view.revision if view is not None else 0
         command = k.Revise(
@@ -90,7 +90,7 @@ class PeopleDoors:
         self, task_id: str, *, expected_generation: int | None = None, who: str = "", request_id: str | None = None
     ) -> Done | Refused:
         """End a live attempt as EXPIRED now, nothing charged. Refused CONFLICT: none is live, or another one."""
-        view = await self.backend.task(k.check_id(task_id, "task_id"))
+        view = await self.backend.record(k.check_id(task_id, "task_id"))
         if expected_generation is None:
             expected_generation = view.generation if view is not None else 0
         command = k.TakeOver(
@@ -121,7 +121,7 @@ class PeopleDoors:
     ) -> Done | Refused:
         """Take back a claim whose lease ran out. Refused: CONFLICT (moved on, or not claimed), HELD (it runs)."""
         if expected_state_version is None:
-            view = await self.backend.task(k.check_id(task_id, "task_id"))
+            view = await self.backend.record(k.check_id(task_id, "task_id"))
             expected_state_version = view.state_version if view is not None else 0
         command = k.Expire(
             request_id=request_id or new_id(), task_id=task_id, expected_state_version=expected_state_version

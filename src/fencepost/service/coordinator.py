@@ -394,6 +394,9 @@ class Coordinator:
     async def task(self, task_id: str) -> TaskView | None:
         return await queries.task(self.store, k.check_id(task_id, "task_id"))
 
+    async def record(self, task_id: str) -> TaskView | None:
+        return await queries.record(self.store, k.check_id(task_id, "task_id"))
+
     async def tasks(self, where: dict[str, Any], cursor: str | None, limit: int) -> Page:
         return await queries.tasks(self.store, where, cursor, limit)
 

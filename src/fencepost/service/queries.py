@@ -112,16 +112,22 @@ async def _unreachable(store: Store, history: TaskHistory) -> list[str]:
     """Parents that have to be reopened before this task can ever run: CANCELLED or PARKED ones."""
     if history.task.deps_remaining == 0 or history.task.state == State.COMMITTED:
         return []
-    found = []
-    for parent_id in history.parents:
-        parent = await store.history(parent_id)
-        if parent is not None and parent.task.state in (State.CANCELLED, State.PARKED):
-            found.append(parent_id)
-    return found
+    lost = {
+        parent.task_id
+        for parent in await store.records(history.parents)
+        if parent.state in (State.CANCELLED, State.PARKED)
+    }
+    return [parent_id for parent_id in history.parents if parent_id in lost]
 
 
 def _input_of(history: TaskHistory) -> Any:
     return None if history.input is None else decode(history.input[1])
+
+
+async def record(store: Store, task_id: str) -> TaskView | None:
+    """One task's record and nothing else: what a caller looks at before it names what it expects."""
+    found = await store.records([check_id(task_id, "task_id")])
+    return task_view(found[0]) if found else None
 
 
 async def task(store: Store, task_id: str) -> TaskView | None:

@@ -134,6 +134,9 @@ class Store(Protocol):
     async def tasks(self, where: TaskFilter, after: str | None, limit: int) -> list[Task]:
         """In order of task id, beyond `after`."""
 
+    async def records(self, task_ids: Sequence[str]) -> list[Task]:
+        """The records that exist of these, in no particular order: nothing but the records."""
+
     async def history(self, task_id: str) -> TaskHistory | None: ...
 
     async def histories(self, after: str | None, limit: int) -> list[TaskHistory]:

@@ -293,6 +293,10 @@ class MemoryStore:
         pick.sort(key=lambda task: task.task_id)
         return pick[:limit]
 
+    async def records(self, task_ids: Sequence[str]) -> list[Task]:
+        with self._lock:
+            return [self._tasks[task_id] for task_id in task_ids if task_id in self._tasks]
+
     async def history(self, task_id: str) -> TaskHistory | None:
         with self._lock:
             task = self._tasks.get(task_id)

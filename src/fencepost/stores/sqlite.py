@@ -203,6 +203,9 @@ class SQLiteStore:
     async def tasks(self, where: TaskFilter, after: str | None, limit: int) -> list[Task]:
         return await self._read(views.tasks, where, after, limit)
 
+    async def records(self, task_ids: Sequence[str]) -> list[Task]:
+        return await self._read(views.records, task_ids)
+
     async def history(self, task_id: str) -> TaskHistory | None:
         return await self._read(views.history, task_id)
 

@@ -16,7 +16,7 @@ from fencepost.stores import codec
 from fencepost.stores.base import Numbered, TaskFilter, TaskHistory
 from fencepost.stores.sqlite_file import BUSY_WAIT, file_system_of
 from fencepost.stores.sqlite_migrations import describe
-from fencepost.stores.sqlite_transaction import LOAD_CHILDREN, LOAD_PARENTS, LOAD_STAGED, listed
+from fencepost.stores.sqlite_transaction import LOAD_CHILDREN, LOAD_PARENTS, LOAD_STAGED, LOAD_TASKS, listed
 
 _replace = msgspec.structs.replace
 
@@ -72,6 +72,10 @@ def tasks(con: apsw.Connection, where: TaskFilter, after: str | None, limit: int
             found.add("t.state < 3")  # lets the planner see that the index of what is alive covers it
     sql = f"SELECT {_TASK} FROM {source} WHERE {found} ORDER BY t.task_id LIMIT ?"
     return [codec.task(row) for row in con.execute(sql, (*found.values, limit))]
+
+
+def records(con: apsw.Connection, task_ids: Sequence[str]) -> list[Task]:
+    return [codec.task(row) for row in con.execute(LOAD_TASKS, (apsw.carray(tuple(task_ids)),))] if task_ids else []
 
 
 def history(con: apsw.Connection, task_id: str) -> TaskHistory | None:
