@@ -162,14 +162,19 @@ class Calls:
                         result_commit_id="commit",
                     )
                 yield call("release", k.Release, owner, f"release-{g}")
+                yield call("fail", k.Fail, owner, error=ERROR, retry=True)
+                yield call("checkpoint", k.SaveCheckpoint, owner, number=1, content=CHECKPOINT)
             yield call("release", k.Release)
             yield call("renew", k.Renew, own, f"renew-{g}", ttl_us=LEASE)
             for retry in (True, False):
                 yield call("fail", k.Fail, own, f"fail-{g}", error=ERROR, retry=retry)
-                yield call("fail", k.Fail, error=ERROR, retry=retry)
+            yield call("fail", k.Fail, own, error=ERROR, retry=False)
             for number in range(1, self.bounds.checkpoints + 1):
-                for request in ("new", f"checkpoint-{g}-{number}"):
-                    yield call("checkpoint", k.SaveCheckpoint, own, request, number=number, content=CHECKPOINT)
+                yield call(
+                    "checkpoint", k.SaveCheckpoint, own, f"checkpoint-{g}-{number}", number=number, content=CHECKPOINT
+                )
+                if number > 1:
+                    yield call("checkpoint", k.SaveCheckpoint, own, number=number, content=CHECKPOINT)
             if self.bounds.staging:
                 yield call("commit", k.Commit, result_digest=RESULTS[0].digest, content=None, result_commit_id="commit")
             for owner in (own, *others):
@@ -218,6 +223,16 @@ class Calls:
                             Asked("pool", None, epoch, version=version),
                             kind(request_id="new", pool="pool", expected_epoch=epoch, expected_state_version=version),
                         )
+            yield (
+                Asked("pool", None, epoch, version=VERSION),
+                k.RaiseEpoch(
+                    request_id="new",
+                    pool="pool",
+                    expected_epoch=epoch,
+                    expected_state_version=VERSION,
+                    to=core.epoch - 1,
+                ),
+            )
             if core.generation < bounds.claims:
                 for owner in range(min(owners + 1, bounds.workers)):
                     yield (

@@ -12,9 +12,23 @@ from typing import Any, NamedTuple
 READY, CLAIMED, BLOCKED, PARKED, CANCELLED, COMMITTED = 1, 2, 3, 4, 5, 6
 END_COMMITTED, END_EXPIRED, END_RELEASED, END_FAILED = 1, 2, 3, 4
 STAGED = 1
-FULL_MASK = 1 | 2 | 4 | 8 | 16 | 32 | 64 | 128  # every row of the fence
+
+PROTOCOL, EPOCH, GENERATION, OWNER, GRANT, CANCEL, INPUT, STATE, VERSION, REVISION, INTAKE = (1 << n for n in range(11))
+FENCE = PROTOCOL | EPOCH | GENERATION | OWNER | GRANT | CANCEL | INPUT | STATE
 
 FENCED_DOORS = frozenset({"renew", "checkpoint", "commit", "release", "fail"})
+# The comparisons that an accepted change must show in the journal, by door.
+MASKS = {
+    **dict.fromkeys(FENCED_DOORS, FENCE),
+    "claim": PROTOCOL | EPOCH | INTAKE | VERSION | STATE,
+    "submit": PROTOCOL,
+    "expire": PROTOCOL | VERSION | STATE,
+    "cancel": PROTOCOL | CANCEL | STATE,
+    "reopen": PROTOCOL | EPOCH | VERSION | STATE,
+    "revise": PROTOCOL | EPOCH | REVISION | STATE,
+    "take_over": PROTOCOL | EPOCH | GENERATION | STATE,
+    "discard": PROTOCOL | EPOCH | GENERATION,
+}
 EPOCH_FREE_DOORS = frozenset({"submit", "cancel", "expire", "stage"})
 
 
@@ -57,15 +71,20 @@ def judge(
     parents: Mapping[str, Iterable[str]],
     accepted: bool,
     writes: Any,
+    *,
+    coverage: bool = True,
 ) -> None:
     """Raise Violation where `writes` break the contract. `pool` and `before` are the records before it.
 
-    `results` are the tasks that have a result commit, `parents` the graph; `accepted` whether the answer was a yes.
+    `results` are the tasks that have a result commit, `parents` the graph; `accepted` whether the answer was a yes;
+    `coverage` whether the journal must show the comparisons, too.
     """
     after = dict(before)
     events: dict[str, list[Any]] = {}
     for event in writes.events:
         events.setdefault(event.task_id, []).append(event)
+        mask = MASKS[asked.door]
+        _must(not coverage or event.compared & mask == mask, "coverage", f"{asked.door} skipped a comparison")
     if not accepted:
         parked = asked.door == "claim" and all(write.task.state == PARKED for write in writes.tasks)
         _must(parked, "refusal", "a refusal changed a record")
@@ -75,6 +94,8 @@ def judge(
         _must(write.expected_version == (old.state_version if old else 0), "7", "decided on another version")
         if write.family == "compare":
             continue
+        if old is not None and task.task_id == asked.task_id:
+            _judge_presented(asked, pool, old)
         _judge_record(asked, now, pool, old, task, events.pop(task.task_id, []))
         after[task.task_id] = task
     _must(not events, "7", "an event of a record that did not change")
@@ -117,8 +138,6 @@ def _judge_record(asked: Asked, now: int, pool: Any, old: Any, task: Any, events
     for name in ("claim_generation", "cancel_generation", "scheduler_epoch", "revision"):
         _must(getattr(task, name) >= getattr(old, name), "2", f"{name} went down")
     _judge_attempts(asked, now, pool, old, task, events)
-    if task.task_id == asked.task_id:
-        _judge_presented(asked, pool, old, events)
 
 
 def _judge_attempts(asked: Asked, now: int, pool: Any, old: Any, task: Any, events: list[Any]) -> None:
@@ -150,11 +169,14 @@ def _judge_attempts(asked: Asked, now: int, pool: Any, old: Any, task: Any, even
         _must(task.lease_expires_at >= old.lease_expires_at, "lease", "a lease was shortened")
         same = (task.attempt_id, task.owner_id, task.claimed_at) == (old.attempt_id, old.owner_id, old.claimed_at)
         _must(same, "2", "an attempt changed hands without a claim")
+    if asked.door == "renew":
+        young = now < old.claimed_at + pool.policy.max_claim_age * 1_000_000
+        _must(young, "lease", "a claim was renewed beyond its age")
     if asked.door == "checkpoint":
         _must(task.checkpoint_number > old.checkpoint_number, "checkpoint", "an older checkpoint replaced a newer one")
 
 
-def _judge_presented(asked: Asked, pool: Any, old: Any, events: list[Any]) -> None:
+def _judge_presented(asked: Asked, pool: Any, old: Any) -> None:
     if asked.door not in EPOCH_FREE_DOORS:
         _must(asked.epoch == pool.epoch, "8", f"accepted under epoch {asked.epoch} while the pool's is {pool.epoch}")
     if asked.door in FENCED_DOORS:
@@ -166,15 +188,21 @@ def _judge_presented(asked: Asked, pool: Any, old: Any, events: list[Any]) -> No
         _must(old.state == CLAIMED, "3", "accepted from an attempt that had ended")
         other = asked.owner is not None or asked.door == "renew"
         _must(not other or asked.owner == old.owner_id, "3", "accepted another owner")
-    for event in events:
-        if asked.door in FENCED_DOORS:
-            _must(event.compared & FULL_MASK == FULL_MASK, "coverage", f"{asked.door} skipped a row of the fence")
     if asked.door in ("claim", "expire", "reopen") and asked.version is not None:
         _must(asked.version == old.state_version, "expected", "another state version than the caller expected")
     if asked.door == "revise":
         _must(asked.revision == old.revision, "expected", "another revision than the caller expected")
     if asked.door == "take_over":
         _must(asked.generation == old.claim_generation, "expected", "another generation than the caller expected")
+        _must(old.state == CLAIMED, "expected", "took over what nobody held")
+    if asked.door == "discard":
+        _must(0 < asked.generation <= old.claim_generation, "expected", "discarded for an attempt that never was")
+    if asked.door == "reopen":
+        _must(old.state in (CANCELLED, PARKED), "expected", "reopened what was open")
+    if asked.door == "revise":
+        _must(old.state not in (CANCELLED, COMMITTED), "expected", "revised what is over")
+    if asked.door == "expire":
+        _must(old.state == CLAIMED, "expected", "expired what nobody held")
     if asked.door == "cancel" and asked.cancel is not None:
         _must(asked.cancel == old.cancel_generation, "expected", "another cancel generation than the caller expected")
 

@@ -51,6 +51,8 @@ from tests.model.calls import (
 from tests.model.oracle import Asked, Violation, judge, judge_staged
 from tests.model.rows import Rows
 
+DISCARDED = StagedState.DISCARDED
+
 
 class Found(NamedTuple):
     states: int
@@ -65,8 +67,9 @@ class Found(NamedTuple):
 class Search:
     """One search. Decisions are made once for each distinct (record, call) and kept: they depend on nothing else."""
 
-    def __init__(self, bounds: Bounds = CI, kernel: Kernel | None = None) -> None:
+    def __init__(self, bounds: Bounds = CI, kernel: Kernel | None = None, *, coverage: bool = True) -> None:
         self.bounds = bounds
+        self.coverage = coverage
         self.kernel = kernel or Kernel()
         self.rows = Rows()
         self.decisions = 0
@@ -184,7 +187,7 @@ class Search:
         accepted = type(answer) is Accepted or (type(answer) is Granted and bool(answer.tasks))
         judged = accepted or type(answer) is Granted  # claim_next that only parked what it met
         results = ("t",) if core.result else ()
-        judge(asked, NOW, pool, snapshot.tasks, results, {}, judged, writes)
+        judge(asked, NOW, pool, snapshot.tasks, results, {}, judged, writes, coverage=self.coverage)
         self.rows.check(asked.door, snapshot.tasks, writes)
         return self._fold(core, snapshot, writes)
 
@@ -201,10 +204,18 @@ class Search:
             if not any((r.generation, r.content.digest) == (row.generation, row.content.digest) for r in rows):
                 rows.append(row)
         for _, generation in writes.discard_attempts:
-            rows = [discarded(r) if r.generation == generation else r for r in rows]
-        if writes.discard_rivals:
-            rows = [discarded(r) for r in rows]
+            rows = [settled(r, DISCARDED) if r.generation == generation else r for r in rows]
+        for _, generation, digest in writes.discard_rivals:
+            canonical = (generation, digest)
+            rows = [
+                settled(r, StagedState.COMMITTED if (r.generation, r.content.digest) == canonical else DISCARDED)
+                for r in rows
+            ]
         judge_staged(task, rows)
+        for new in writes.results:
+            kept = [r for r in rows if r.generation == new.generation and r.content.digest == new.result_digest]
+            if new.content is None and not any(r.state == StagedState.COMMITTED for r in kept):
+                raise Violation("staged", "committed a digest that nobody staged")
         own = [r for r in rows if r.generation == task.claim_generation and task.state == State.CLAIMED]
         result = core.result
         if writes.results:
@@ -356,10 +367,8 @@ class Search:
         return Found(len(visited), transitions, changes, depth, self.decisions, seconds, frozenset(self.rows.seen))
 
 
-def discarded(row: Staged) -> Staged:
-    if row.state != StagedState.STAGED:
-        return row
-    return msgspec.structs.replace(row, state=int(StagedState.DISCARDED))
+def settled(row: Staged, state: StagedState) -> Staged:
+    return row if row.state != StagedState.STAGED else msgspec.structs.replace(row, state=int(state))
 
 
 def _start(token: Token) -> Any:

@@ -1,0 +1,97 @@
+"""`python -m tests.model` searches within the bounds of CI, `python -m tests.model --large` within larger ones."""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+
+from tests.model import stuck
+from tests.model.calls import CI, LARGE, Bounds
+from tests.model.graph import GraphSearch
+from tests.model.mutants import caught, caught_by_the_search, mutants, searched
+from tests.model.oracle import Violation
+from tests.model.rows import ROWS, unseen
+from tests.model.single import Search
+
+
+def megabytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak // (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def progress(depth: int, states: int, transitions: int) -> None:
+    if sys.stderr.isatty():
+        print(f"  depth {depth}: {states:,} states, {transitions:,} transitions", end="\r", file=sys.stderr, flush=True)
+
+
+def say_mutants() -> int:
+    missed = 0
+    alone = set(searched())
+    for mutant in mutants():
+        by = [caught(*mutant)]
+        if mutant in alone:
+            by.append(caught_by_the_search(*mutant, coverage=False))
+        missed += None in by
+        print(f"{mutant[0].__name__:15} {mutant[1]}")
+        for line in by:
+            print(f"{'':15}   {line or 'NOTHING NOTICES'}")
+    return 1 if missed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
+    parser.add_argument("--large", action="store_true", help="larger bounds: minutes to an hour, a few GB")
+    parser.add_argument("--mutants", action="store_true", help="for each guard: what catches the kernel without it")
+    parser.add_argument(
+        "--remember", action="store_true", default=None, help="request ids of every checkpoint, for ever"
+    )
+    for name, default in CI._asdict().items():
+        if type(default) is int:
+            parser.add_argument(
+                f"--{name.replace('_', '-')}", type=int, metavar="N", help=f"{default} within CI's bounds"
+            )
+    asked = vars(parser.parse_args())
+    if asked.pop("mutants"):
+        return say_mutants()
+    bounds: Bounds = LARGE if asked.pop("large") else CI
+    bounds = bounds._replace(**{name: value for name, value in asked.items() if value is not None})
+    seen = set()
+    try:
+        print("one task:", ", ".join(f"{name} {value}" for name, value in bounds._asdict().items()), flush=True)
+        found = Search(bounds).run(progress)
+        seen |= found.rows
+        print(
+            f"  {found.states:,} states, {found.transitions:,} transitions, depth {found.depth}\n"
+            f"  {found.changes:,} change something; {found.decisions:,} distinct decisions, {found.seconds:.1f} s"
+        )
+        for says, options in (
+            ("two parents and a child", {}),
+            ("the same, on_failure: cancel", {"cancel_with_parent": True}),
+            ("the same, and a commit that spawns a successor of the child", {"spawn": True}),
+        ):
+            graph = GraphSearch(**options).run()
+            seen |= graph.rows
+            print(
+                f"{says}:\n  {graph.states:,} states, {graph.transitions:,} transitions, depth {graph.depth}, "
+                f"{graph.lost:,} lost swaps, {graph.stuck} stuck, {graph.seconds:.1f} s"
+            )
+            if graph.stuck:
+                return 1
+        leads_on = stuck.search()
+        print(
+            f"nothing stuck, without bounds:\n  {leads_on.states:,} states, {leads_on.changes:,} changes between them"
+        )
+        for node in leads_on.stuck:
+            print("  STUCK", node)
+    except Violation as violation:
+        print(f"VIOLATION of {violation}")
+        return 1
+    print(f"rows of the transition table seen: {len(seen)} of {len(ROWS)}; peak {megabytes():,} MB")
+    for key in unseen(seen):
+        print("  not reached within these searches (the row test drives it):", *key)
+    return 1 if leads_on.stuck else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
