@@ -58,7 +58,7 @@ async def durable(client: Client) -> bare.Settings:
     return settings
 
 
-async def drive(client: Client, callers: int, cycles: int) -> None:
+async def drive(client: Client, callers: int, cycles: int, kinds: tuple[str, ...] | None = None) -> None:
     """`cycles` by so many callers at once; each goes on until all are begun."""
     left = cycles
 
@@ -67,7 +67,7 @@ async def drive(client: Client, callers: int, cycles: int) -> None:
         owner = f"caller-{number}"
         while left:
             left -= 1
-            [claim] = await client.claim_next(owner=owner)  # type: ignore[misc]
+            [claim] = await client.claim_next(owner=owner, kinds=kinds)  # type: ignore[misc]
             answer = await client.commit(claim, RESULT)
             if answer.outcome != "COMMITTED":
                 raise AssertionError(f"a commit in a database of our own was refused: {answer}")

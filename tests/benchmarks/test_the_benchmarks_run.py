@@ -1,0 +1,97 @@
+"""Each script runs, says in JSON what it promises, and measures what its name says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import apsw
+import backlog
+import kernel
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BOUND = 60  # seconds for one script
+
+
+def run(script: str, *arguments: str, folder: Path) -> dict[str, Any]:
+    command = [sys.executable, str(ROOT / "benchmarks" / script), "--json", "--repeat", "1", "--folder", str(folder)]
+    found = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=BOUND, check=False)
+    assert found.returncode == 0, found.stderr
+    said: dict[str, Any] = json.loads(found.stdout)
+    return said
+
+
+def test_cycle_says_cycles_and_the_ratio_to_the_bare_loop_by_callers(tmp_path: Path) -> None:
+    found = run("cycle.py", "--store", "sqlite", "--callers", "1,16", "--cycles", "64", folder=tmp_path)
+
+    for kind in ("cycles_per_s", "ratio_to_bare", "bare_cycles_per_s", "cpu_us_per_cycle"):
+        assert set(found[kind]) == {"1", "16"}
+        assert all(value > 0 for value in found[kind].values())
+    assert found["durable"] == "WAL, synchronous=FULL"
+    assert {"cores", "processor", "python", "sqlite", "file_system"} <= set(found["machine"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cycle_measures_the_memory_store_without_a_yardstick(tmp_path: Path) -> None:
+    found = run("cycle.py", "--store", "memory", "--callers", "16", "--cycles", "64", folder=tmp_path)
+
+    assert found["cycles_per_s"]["16"] > 0
+    assert "ratio_to_bare" not in found
+
+
+def test_submit_says_tasks_per_second(tmp_path: Path) -> None:
+    found = run("submit.py", "--tasks", "200", "--batch", "100", folder=tmp_path)
+
+    assert found["tasks_per_s"] > 0
+    assert found["batch"] == 100
+
+
+def test_a_decision_of_the_kernel_is_timed_for_each_kind_of_answer(tmp_path: Path) -> None:
+    found = run("kernel.py", "--times", "100", folder=tmp_path)
+
+    assert set(found["median_us"]) == {"claim", "renew", "commit", "refusal"}
+    assert set(kernel.decisions()) == set(found["median_us"])
+
+
+def test_backlog_says_what_a_cycle_costs_beside_each(tmp_path: Path) -> None:
+    found = run("backlog.py", "--rows", "500", "--cycles", "32", folder=tmp_path)
+
+    assert set(found["ratio_to_empty"]) == {"finished", "ready", "other_kind"}
+    assert found["rows"] == {"finished": 500, "ready": 500, "other_kind": 500}
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "kind", "records"),
+    [("finished", 6, "default", 3), ("ready", 1, "default", 1), ("other_kind", 1, "nobody", 1)],
+)
+async def test_a_backlog_is_of_whole_tasks_in_the_state_that_it_names(
+    tmp_path: Path, name: str, state: int, kind: str, records: int
+) -> None:
+    path = tmp_path / "full.db"
+    await backlog.prepare(path, name, 50, 10)
+    con = apsw.Connection(str(path))
+    copies = "FROM task WHERE task_id GLOB '????????-????????????'"
+
+    assert con.execute(f"SELECT count(*), min(state), max(state), min(kind), max(kind) {copies}").get == (
+        (50, state, state, kind, kind)
+    )
+    assert con.execute(f"SELECT count(*) FROM input WHERE task_id IN (SELECT task_id {copies})").get == 50
+    assert con.execute(f"SELECT count(*) FROM event WHERE task_id IN (SELECT task_id {copies})").get == 50 * records
+    last = con.execute("SELECT number FROM clock").get
+    assert last == con.execute("SELECT max(number) FROM event").get == con.execute("SELECT count(*) FROM event").get
+    order = "ORDER BY priority, available_at, task_id LIMIT 1"
+    first = con.execute(f"SELECT task_id, kind FROM task WHERE state = 1 {order}").get
+    assert first[1] == kind if name == "other_kind" else len(first[0]) != 21
+    con.close()
+
+
+def test_a_folder_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import measuring
+
+    monkeypatch.setattr(measuring, "file_system_of", lambda path: "tmpfs")
+    with pytest.raises(SystemExit, match="lies in memory"), measuring.scratch(tmp_path):
+        pass
