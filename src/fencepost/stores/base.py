@@ -28,6 +28,9 @@ from fencepost.kernel.writes import Keys, Snapshot, WriteSet
 
 # What a request id is remembered for, and so the least that a store keeps a Request.
 REQUEST_RETENTION_US = 600 * 1_000_000
+# Request ids are kept in buckets of time, and looked up in as many of them as their retention can span.
+REQUEST_BUCKET_US = 300 * 1_000_000
+REQUEST_BUCKETS = -(-REQUEST_RETENTION_US // REQUEST_BUCKET_US) + 1
 
 
 class Load(msgspec.Struct):

@@ -23,7 +23,7 @@ from fencepost.stores import sqlite_migrations as migrations
 from fencepost.stores import sqlite_prune as pruning
 from fencepost.stores import sqlite_views as views
 from fencepost.stores.base import Load, Numbered, Plan, Scan, StoreCapabilities, TaskFilter, TaskHistory
-from fencepost.stores.sqlite_migrations import Migration, MigrationState
+from fencepost.stores.schema import Migration, MigrationState
 from fencepost.stores.sqlite_threads import Lane
 from fencepost.stores.sqlite_transaction import Transaction
 

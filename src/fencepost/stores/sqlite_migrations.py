@@ -1,62 +1,22 @@
-"""The schema: made by migrations alone, and checked at every opening.
-
-A file `NNNN_pre_name.sql` runs before the code that needs it, `NNNN_post_name.sql` once no older code is left
-(a version may have either or both). So code of version N also works on a database that version N+1's `pre`
-step has prepared, and on one whose own `post` steps are still to come; anything else is refused.
-"""
+"""The schema of a SQLite file: made by migrations alone, and checked at every opening (see `schema` for the steps)."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
+from functools import partial
 from typing import Any
 
 import apsw
-import msgspec
 import uuid_utils
 
 from fencepost.clock import wall_us
 from fencepost.errors import StoreRefused
 from fencepost.kernel.records import PROTOCOL, Policy
-from fencepost.stores import codec
+from fencepost.stores import codec, schema
+from fencepost.stores.schema import Migration, MigrationState, newest, shipped_for
 from fencepost.stores.sqlite_file import is_blank
 
-_NAME = re.compile(r"(\d{4})_(pre|post)_([a-z0-9_]+)\.sql")
-
-
-class Migration(msgspec.Struct, frozen=True):
-    version: int
-    step: str  # "pre" or "post"
-    name: str
-    sql: str
-
-
-class MigrationState(msgspec.Struct, frozen=True):
-    """One step, and when it was applied (microseconds of the store's clock; None: not yet)."""
-
-    version: int
-    step: str
-    name: str
-    applied_at: int | None
-    sql: str
-
-
-@cache
-def shipped() -> tuple[Migration, ...]:
-    """Every migration that this release knows, in order of application."""
-    found = []
-    for file in (files("fencepost.stores") / "migrations" / "sqlite").iterdir():
-        match = _NAME.fullmatch(file.name)
-        if match is not None:
-            found.append(Migration(int(match[1]), match[2], match[3], file.read_text("utf-8")))
-    found.sort(key=lambda m: (m.version, m.step == "post"))
-    return tuple(found)
-
-
-def newest(migrations: Sequence[Migration]) -> int:
-    return max(m.version for m in migrations)
+shipped = partial(shipped_for, "sqlite")
 
 
 def applied(con: apsw.Connection) -> dict[tuple[int, str], tuple[str, int]]:
@@ -64,30 +24,17 @@ def applied(con: apsw.Connection) -> dict[tuple[int, str], tuple[str, int]]:
     return {(version, step): (name, at) for version, step, name, at in rows}
 
 
+def there(con: apsw.Connection) -> schema.Applied:
+    return {} if is_blank(con) else applied(con)
+
+
 def pending(con: apsw.Connection, migrations: Sequence[Migration]) -> list[Migration]:
-    there = {} if is_blank(con) else applied(con)
-    return [m for m in migrations if (m.version, m.step) not in there]
+    return schema.pending(there(con), migrations)
 
 
 def check_schema(con: apsw.Connection, path: str, migrations: Sequence[Migration]) -> None:
     """Raises StoreRefused unless this release may work on the schema as it stands."""
-    ours = newest(migrations)
-    there = applied(con)
-    for version, step in there:
-        if version > ours + 1 or (version > ours and step == "post"):
-            raise StoreRefused(
-                f"{path} has schema {max(v for v, _ in there)}, newer than this release's {ours}; upgrade fencepost"
-            )
-    missing = [m for m in migrations if m.step == "pre" and (m.version, m.step) not in there]
-    missing += [
-        # What an older version left to do must be done before a newer one's first step.
-        m
-        for m in migrations
-        if m.step == "post" and m.version < ours and (m.version, m.step) not in there
-    ]
-    if missing:
-        have = max((v for v, _ in there), default=0)
-        raise StoreRefused(f"{path} has schema {have}, older than this release's {ours}; run `fencepost migrate` on it")
+    schema.check_schema(applied(con), path, migrations)
 
 
 def check_protocol(con: apsw.Connection, path: str) -> None:
@@ -135,17 +82,7 @@ def create(con: apsw.Connection, migrations: Sequence[Migration], namespace: str
 
 def status(con: apsw.Connection, migrations: Sequence[Migration]) -> list[MigrationState]:
     """Every step known here or applied there, in order."""
-    there: dict[tuple[int, str], tuple[str, int]] = {} if is_blank(con) else applied(con)
-    found = [
-        MigrationState(m.version, m.step, m.name, there.get((m.version, m.step), (None, None))[1], m.sql)
-        for m in migrations
-    ]
-    known = {(m.version, m.step) for m in migrations}
-    found += [
-        MigrationState(v, step, name, at, "") for (v, step), (name, at) in there.items() if (v, step) not in known
-    ]
-    found.sort(key=lambda m: (m.version, m.step == "post"))
-    return found
+    return schema.states(there(con), migrations)
 
 
 def migrate(con: apsw.Connection, migrations: Sequence[Migration], dry_run: bool) -> list[Migration]:
@@ -170,9 +107,8 @@ def migrate(con: apsw.Connection, migrations: Sequence[Migration], dry_run: bool
 
 
 def describe(con: apsw.Connection) -> dict[str, Any]:
-    there = applied(con)
     return {
-        "schema": max(v for v, _ in there),
+        "schema": max(version for version, _ in applied(con)),
         "newest_schema": newest(shipped()),
         "pending": [f"{m.version:04}_{m.step}_{m.name}" for m in pending(con, shipped())],
     }

@@ -13,8 +13,7 @@ from typing import Any
 import apsw
 
 from fencepost.kernel.records import State
-from fencepost.stores.base import REQUEST_RETENTION_US
-from fencepost.stores.sqlite_transaction import BUCKET_US
+from fencepost.stores.base import REQUEST_BUCKET_US, REQUEST_RETENTION_US
 
 # What `prune` counts.
 REMOVED = ("tasks", "events", "inputs", "checkpoints", "staged", "log", "requests")
@@ -72,7 +71,7 @@ def prune_log(con: apsw.Connection, before: int, removed: Counter[str]) -> bool:
 
 def prune_requests(con: apsw.Connection, now: int, removed: Counter[str]) -> bool:
     """Delete request ids of buckets that are wholly past their retention; False when none is left."""
-    oldest = (now - REQUEST_RETENTION_US) // BUCKET_US
+    oldest = (now - REQUEST_RETENTION_US) // REQUEST_BUCKET_US
     con.execute(
         "DELETE FROM request WHERE (bucket, request_id) IN "
         "(SELECT bucket, request_id FROM request WHERE bucket < ? ORDER BY bucket, request_id LIMIT ?)",

@@ -18,12 +18,8 @@ from fencepost.errors import Inconsistent, Unavailable
 from fencepost.kernel.records import Content, Event, LogEntry, Pool, StagedState, Task
 from fencepost.kernel.writes import FAMILIES, Keys, Snapshot, WriteSet
 from fencepost.stores import codec
-from fencepost.stores.base import REQUEST_RETENTION_US, Scan
+from fencepost.stores.base import REQUEST_BUCKET_US, REQUEST_BUCKETS, REQUEST_RETENTION_US, Scan
 from fencepost.stores.sqlite_ready import ready_rows
-
-# Request ids are looked up in as many buckets as their retention can span.
-BUCKET_US = 300 * 1_000_000
-BUCKETS = -(-REQUEST_RETENTION_US // BUCKET_US) + 1
 
 
 def listed(columns: Iterable[str], of: str = "") -> str:
@@ -101,8 +97,8 @@ LOAD_VERSIONS = f"SELECT t.task_id, t.state_version {_CHOSEN} task t ON t.task_i
 LOAD_POOL = f"SELECT {listed(codec.POOL_COLUMNS)} FROM pool WHERE name = ?"
 LOAD_REQUESTS = (
     f"SELECT {listed(codec.REQUEST_COLUMNS, 'r.')} {_CHOSEN} request r "
-    f"ON r.bucket IN ({', '.join(f'?{i + 2}' for i in range(BUCKETS))}) AND r.request_id = c.value "
-    f"WHERE r.at >= ?{BUCKETS + 2}"
+    f"ON r.bucket IN ({', '.join(f'?{i + 2}' for i in range(REQUEST_BUCKETS))}) AND r.request_id = c.value "
+    f"WHERE r.at >= ?{REQUEST_BUCKETS + 2}"
 )
 LOAD_RESULTS = f"SELECT {listed(codec.RESULT_COLUMNS, 'r.')} {_CHOSEN} result r ON r.task_id = c.value"
 LOAD_INPUTS = f"SELECT i.task_id, i.data, i.digest, i.is_binary {_CHOSEN} input i ON i.task_id = c.value"
@@ -170,8 +166,8 @@ class Transaction:
         if keys.tasks:
             self._load_tasks(keys.tasks, into.tasks)
         if keys.requests:
-            bucket = self.now // BUCKET_US
-            buckets = [bucket - back for back in range(BUCKETS)]
+            bucket = self.now // REQUEST_BUCKET_US
+            buckets = [bucket - back for back in range(REQUEST_BUCKETS)]
             chosen = apsw.carray(tuple(keys.requests))
             for row in execute(LOAD_REQUESTS, (chosen, *buckets, self.now - REQUEST_RETENTION_US)):
                 into.requests[row[0]] = codec.request(row)
@@ -323,7 +319,7 @@ class _Batch:
                 self.updates[family] = [(*_FAMILIES[family].row(task), expected)]
         self.events += writes.events
         for request in writes.requests:
-            self.requests.append((request.at // BUCKET_US, *codec.request_row(request)))
+            self.requests.append((request.at // REQUEST_BUCKET_US, *codec.request_row(request)))
         for result in writes.results:
             self.results.append(codec.result_row(result))
         for task_id, generation, digest in writes.discard_rivals:
