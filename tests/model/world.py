@@ -170,8 +170,13 @@ class World:
             versions = [event.state_version for event in events]
             assert versions == list(range(first, write.task.state_version + 1)), "one event for every version"
             assert events[-1].state == write.task.state, "the last event says how the record stands"
-            self.tasks[write.task.task_id] = write.task
+        if writes.pool_write is not None:
+            expected, pool = writes.pool_write
+            there = self.pools.get(pool.name)
+            assert expected == (there.state_version if there else 0), "decided on another version of the pool"
         assert not journalled, f"events without their record: {journalled}"
+        # Nothing was written so far: from here on it is all or nothing.
+        self.tasks.update((write.task.task_id, write.task) for write in writes.tasks)
         self.events.extend(writes.events)
         for task_id, _, content in writes.inputs:
             self.inputs[task_id] = content
@@ -189,10 +194,7 @@ class World:
         for request in writes.requests:
             self.requests[request.request_id] = request
         if writes.pool_write is not None:
-            expected, pool = writes.pool_write
-            there = self.pools.get(pool.name)
-            assert expected == (there.state_version if there else 0)
-            self.pools[pool.name] = pool
+            self.pools[writes.pool_write[1].name] = writes.pool_write[1]
         self.log.extend(writes.log)
 
     def _apply_staged(self, writes: WriteSet) -> None:
