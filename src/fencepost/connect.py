@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from urllib.parse import unquote, urlsplit
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
 
 from fencepost.client.client import Client
 from fencepost.errors import InvalidRequest
@@ -11,13 +14,39 @@ from fencepost.stores.base import Store
 from fencepost.wire import Backend
 
 
-async def connect(url: str, *, epoch: int | Mapping[str, int] | None = None, create: bool = True) -> Client:
+class Connecting:
+    """`client = await connect(url)`, or `async with connect(url) as client:`. Once."""
+
+    def __init__(self, making: Coroutine[Any, Any, Client]) -> None:
+        self._making = making
+        self._client: Client | None = None
+
+    def __await__(self) -> Generator[Any, Any, Client]:
+        return self._making.__await__()
+
+    async def __aenter__(self) -> Client:
+        self._client = await self._making
+        return self._client
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._client is not None
+        await self._client.close()
+
+
+def connect(url: str, *, epoch: int | Mapping[str, int] | None = None, create: bool = True) -> Connecting:
     """A client for the store at `url`: `sqlite:///relative.db`, `sqlite:////absolute.db`, `memory://`.
 
     The client presents, per pool, the epoch that it learns now, or `epoch` where it is given (a number for
     every pool, or one by name), until `adopt_epoch`. `create=False` refuses to make a database.
     Raises InvalidRequest (the URL), Unavailable and StoreRefused (the store, saying why).
     """
+    return Connecting(_connect(url, epoch, create))
+
+
+async def _connect(url: str, epoch: int | Mapping[str, int] | None, create: bool) -> Client:
+    url = absolute(url)
     opener = await _opener(url, create)
     backend = await opener()
     client = Client(backend, url=url, reopen=opener, epochs={}, given=epoch)
@@ -55,11 +84,18 @@ def sqlite_path(url: str) -> str:
     return unquote(parts.path[1:])
 
 
+def absolute(url: str) -> str:
+    """The same store wherever the process goes later: a relative SQLite path is taken from the current folder now."""
+    if not isinstance(url, str):
+        raise InvalidRequest("url", f"must be text, got {type(url).__name__}")
+    if urlsplit(url).scheme != "sqlite":
+        return url
+    return "sqlite:///" + quote(os.path.abspath(sqlite_path(url)), safe="/ :@!$&'()*+,;=~")
+
+
 async def _opener(url: str, create: bool) -> Callable[[], Awaitable[Backend]]:
     from fencepost.service.coordinator import Coordinator
 
-    if not isinstance(url, str):
-        raise InvalidRequest("url", f"must be text, got {type(url).__name__}")
     if urlsplit(url).scheme == "memory":
         store = await open_store(url)  # one store: threads and loops of this process share it
 

@@ -30,7 +30,11 @@ T = TypeVar("T")
 
 def connect(url: str, *, epoch: int | Mapping[str, int] | None = None, create: bool = True) -> SyncClient:
     """As `fencepost.connect`, for plain functions. Close it, or use it in a `with` block."""
-    return SyncClient(lambda: _connect(url, epoch=epoch, create=create))
+
+    async def opened() -> Client:
+        return await _connect(url, epoch=epoch, create=create)
+
+    return SyncClient(opened)
 
 
 class SyncClient:
