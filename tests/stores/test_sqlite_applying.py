@@ -305,6 +305,19 @@ async def test_a_plan_reads_its_own_writes(store: SQLiteStore) -> None:
     assert snapshot.tasks["a"].owner_id == "me" and snapshot.tasks["b"].state_version == 1
 
 
+async def test_what_a_plan_itself_has_moved_is_stale_to_its_next_step(store: SQLiteStore) -> None:
+    a = task("a")
+    await store.run(applying(insert(a)))
+
+    def plan() -> Plan:
+        first = yield Apply([replace(a, change(a, state_version=2, owner_id="first"))])
+        second = yield Apply([replace(a, change(a, state_version=2, owner_id="second")), insert(task("b"))])
+        return first, second
+
+    assert await store.run(plan()) == ([True], [False, True])
+    assert (await store.run(loading(tasks=["a"]))).tasks["a"].owner_id == "first"
+
+
 async def test_a_plan_that_raises_leaves_nothing_behind(store: SQLiteStore) -> None:
     def plan() -> Plan:
         won = yield Apply([insert(task("a"))])

@@ -247,8 +247,11 @@ async def test_a_store_reached_through_a_link_is_the_same_store(opened: Open, pa
     assert (await opened(link)).store_id == store.store_id
 
 
-async def test_a_removed_file_is_noticed_and_never_made_again(store: SQLiteStore, path: Path) -> None:
+@pytest.mark.parametrize("reading", [False, True])
+async def test_a_removed_file_is_noticed_and_never_made_again(store: SQLiteStore, path: Path, reading: bool) -> None:
     assert await store.run(applying(insert(task("a")))) == [True]
+    if reading:
+        assert await store.pools()  # the connection that reads is open, too
     path.unlink()
     for call in (store.run(applying(insert(task("b")))), store.run(loading(tasks=["a"])), store.pools()):
         with pytest.raises(Unavailable, match="was removed while it was open"):
@@ -257,6 +260,7 @@ async def test_a_removed_file_is_noticed_and_never_made_again(store: SQLiteStore
 
 
 async def test_a_swapped_file_is_noticed(store: SQLiteStore, opened: Open, path: Path, tmp_path: Path) -> None:
+    assert await store.pools()
     other = tmp_path / "other.db"
     await (await opened(other)).close()
     os.replace(other, path)
