@@ -101,10 +101,12 @@ class SQLiteStore:
                 if not create:
                     raise StoreRefused(f"{found} holds no fencepost database")
                 migrations.create(con, known, namespace)
+                # Into the file itself: were the WAL lost, it would look blank, and be made anew with its numbers at 1.
+                con.wal_checkpoint()
             migrations.check_schema(con, found, known)
             migrations.check_protocol(con, found)
             self.store_id, self.namespace = con.execute("SELECT store_id, namespace FROM meta").fetchall()[0]  # type: ignore[assignment]
-            self._watch = file.FileWatch(found)
+            self._watch = file.FileWatch(found, con)
 
         file.check_path(found, create, file_system_of)
         try:
@@ -134,6 +136,7 @@ class SQLiteStore:
             return stop.value
         transaction = Transaction(con, self._clock.now)
         try:
+            self._look_at_file(con)
             transaction.begin()
             self._check_file()
             while True:
@@ -154,6 +157,10 @@ class SQLiteStore:
             transaction.rollback()
             plan.close()
             raise
+
+    def _look_at_file(self, con: apsw.Connection) -> None:
+        if self._watch is not None:
+            self._watch.before(con)
 
     def _check_file(self) -> None:
         if self._watch is not None:
@@ -181,7 +188,7 @@ class SQLiteStore:
 
     async def _read(self, view: Callable[..., T], *arguments: Any) -> T:
         def work(con: apsw.Connection) -> T:
-            self._check_file()
+            self._look_at_file(con)
             con.execute("BEGIN")
             try:
                 return view(con, *arguments)
@@ -258,6 +265,7 @@ class SQLiteStore:
         return dict(removed)
 
     def _small_transaction(self, con: apsw.Connection, work: Callable[[apsw.Connection], T]) -> T:
+        self._look_at_file(con)
         con.execute("BEGIN IMMEDIATE")
         try:
             self._check_file()

@@ -27,6 +27,7 @@ LEAST_WAIT = 0.5
 BUSY_NAP = 0.010
 
 APPLICATION_ID = int.from_bytes(b"FNCP", "big")
+SHM_REGION = 32768  # the least that a -shm in use holds
 MAGIC = b"SQLite format 3\x00"
 
 # By name, as the kernel names them. Any FUSE file system counts as shared unless it is listed as local.
@@ -111,12 +112,24 @@ def check_path(path: str, create: bool, of: FileSystemOf | None = None) -> None:
             f"the folder {folder} cannot be written by this user: SQLite keeps its journal beside the file"
         )
     if there:
-        with open(path, "rb") as file:
-            head = file.read(len(MAGIC))
+        head = _head(path)
         if head and head != MAGIC:
             raise StoreRefused(f"{path} is no fencepost database (it is not a SQLite file); it was left as it is")
         if not head and not create:
             raise StoreRefused(f"{path} is empty; it is not a database yet")
+
+
+def _head(path: str) -> bytes:
+    """The file's first bytes, read through SQLite's own VFS. Closing a descriptor of Python's own would drop the locks
+    that SQLite holds on this file for the whole process, and the next process to leave would delete the WAL."""
+    try:
+        file = apsw.VFSFile("", path, [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
+        try:
+            return file.xRead(min(len(MAGIC), file.xFileSize()), 0)
+        finally:
+            file.xClose()
+    except apsw.Error as error:
+        raise translate(error, path) from error
 
 
 class Patience:
@@ -194,30 +207,65 @@ def _use_wal(con: apsw.Connection, wait: float) -> None:
 
 
 class FileWatch:
-    """Notices that the file, or its WAL, was replaced or removed underneath an open connection.
+    """Notices that the file, its WAL or its shared memory was replaced, removed or cut underneath an open connection.
 
-    SQLite would go on writing into a file that nobody finds any more.
+    SQLite looks at none of it: it would go on answering from its cache, and write into a file that nobody finds any
+    more, or behind a hole.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, con: apsw.Connection) -> None:
+        """`con` has the database open, and is outside a transaction."""
         self.path = path
-        self._paths = (path, path + "-wal")
-        self._opened = tuple(map(self._identity, self._paths))
+        self._paths = (path, path + "-wal", path + "-shm")
+        self._opened = tuple((found.st_dev, found.st_ino) for found in map(self._stat, self._paths))
+        self._page_size = int(con.pragma("page_size"))
+        self._wal_size = 0
+        self._check_wal(con)
 
     @staticmethod
-    def _identity(path: str) -> tuple[int, int]:
+    def _stat(path: str) -> os.stat_result:
         try:
-            found = os.stat(path)
+            return os.stat(path)
         except FileNotFoundError:
             raise Unavailable(f"{path} was removed while it was open; nothing was written; connect again") from None
         except OSError as error:
             raise Unavailable(f"{path} cannot be reached any more: {error.strerror}") from None
-        return (found.st_dev, found.st_ino)
 
-    def check(self) -> None:
+    def before(self, con: apsw.Connection) -> None:
+        """Before a transaction on `con`."""
+        _, wal_size, _ = self.check()
+        if wal_size < self._wal_size:
+            self._check_wal(con)
+        self._wal_size = wal_size
+
+    def check(self) -> list[int]:
+        """Once more inside it, since the files may have moved while it waited for its turn. Their sizes."""
+        sizes = []
         for path, opened in zip(self._paths, self._opened, strict=True):
-            if self._identity(path) != opened:
+            found = self._stat(path)
+            if (found.st_dev, found.st_ino) != opened:
                 raise Unavailable(f"{path} was replaced while it was open; nothing was written; connect again")
+            sizes.append(found.st_size)
+        if sizes[2] < SHM_REGION:  # touching it would end the process (SIGBUS)
+            raise Unavailable(f"{self.path}-shm was cut while it was open; nothing was written; connect again")
+        return sizes
+
+    def _check_wal(self, con: apsw.Connection) -> None:
+        """A checkpoint may cut the WAL, but never below the frames that SQLite counts in it."""
+        counted = self._counted(con)
+        while self._stat(self._paths[1]).st_size < counted:
+            again = self._counted(con)
+            if again == counted:
+                raise Unavailable(
+                    f"{self.path}-wal was cut while it was open: what was committed there is lost; stop every process "
+                    "that uses it and restore the file from a backup; nothing was written"
+                )
+            counted = again  # somebody began the WAL anew between the two looks
+
+    def _counted(self, con: apsw.Connection) -> int:
+        """How long the WAL must be at least."""
+        frames, _ = con.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        return 32 + frames * (24 + self._page_size) if frames > 0 else 0
 
 
 def translate(error: apsw.Error, path: str) -> Exception:
