@@ -128,6 +128,23 @@ def refusal_entry(c: Context, door: str, refusal: Refusal | Problem) -> LogEntry
     )
 
 
+def usage_entry(
+    c: Context, task: Task, usage: dict[str, float], generation: int | None = None, attempt: str | None = None
+) -> LogEntry:
+    return LogEntry(
+        "usage",
+        c.now,
+        c.pool.name,
+        task.task_id,
+        "usage",
+        Outcome.RECORDED.value,
+        None,
+        short_hash(attempt or task.attempt_id),
+        generation or task.claim_generation,
+        {"usage": usage},
+    )
+
+
 # Repeats ----------------------------------------------------------------------------------------
 
 

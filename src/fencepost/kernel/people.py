@@ -26,11 +26,12 @@ from fencepost.kernel.operations import (
     guarded,
     repeat_guard,
     say,
+    usage_entry,
     write_task,
 )
 from fencepost.kernel.outcomes import Outcome, Problem, Reason, Refusal
 from fencepost.kernel.records import End, LogEntry, Staged, StagedState, State
-from fencepost.kernel.tasks import lapsed, usage_entry
+from fencepost.kernel.tasks import lapsed
 from fencepost.kernel.writes import Decision, Proof, TaskWrite, WriteSet
 
 # submit -----------------------------------------------------------------------------------------

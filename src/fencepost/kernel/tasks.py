@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fencepost.kernel import commands as k
-from fencepost.kernel.digests import digest, digest_bytes, short_hash
+from fencepost.kernel.digests import digest, digest_bytes
 from fencepost.kernel.fence import (
     EPOCH,
     FENCE_HEAD,
@@ -32,6 +32,7 @@ from fencepost.kernel.operations import (
     remember,
     repeat_guard,
     say,
+    usage_entry,
     used_request,
     write_task,
 )
@@ -342,23 +343,6 @@ def _commit_act(c: Context, proof: Proof) -> Decision:
     if command.usage:
         writes.log.append(usage_entry(c, task, command.usage))
     return Decision(Accepted(Outcome.COMMITTED, after, {"result": result}), writes)
-
-
-def usage_entry(
-    c: Context, task: Task, usage: dict[str, float], generation: int | None = None, attempt: str | None = None
-) -> LogEntry:
-    return LogEntry(
-        "usage",
-        c.now,
-        c.pool.name,
-        task.task_id,
-        "usage",
-        Outcome.RECORDED.value,
-        None,
-        short_hash(attempt or task.attempt_id),
-        generation or task.claim_generation,
-        {"usage": usage},
-    )
 
 
 # release, fail ----------------------------------------------------------------------------------
