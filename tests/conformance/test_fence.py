@@ -281,6 +281,9 @@ async def test_usage_is_taken_from_an_attempt_that_lost(client: Client, world: W
     assert not isinstance(await client.usage(late, tokens=1200, usd=0.02), Refused)
     attempts = await client.attempts("t")
     assert attempts[0].usage == {"tokens": 1200, "usd": 0.02}
+    for _ in range(2):  # asked again after a lost answer: counted once
+        assert isinstance(await client.usage(late, request_id="u", tokens=800), Done)
+    assert (await client.attempts("t"))[0].usage == {"tokens": 2000, "usd": 0.02}
 
 
 async def test_a_ttl_over_the_pools_limit_is_a_wrong_call_and_not_clamped(client: Client) -> None:

@@ -415,6 +415,7 @@ BREAKERS: dict[str, tuple[Breaker, ...]] = {
     "discard:unknown-generation:not-found": (_set(generation=3), _set(generation=0)),
     "discard:nothing-staged:conflict": (lambda s: setattr(s, "staged", []),),
     "stage:unknown-attempt:not-found": (_stranger,),
+    "usage:repeated:said-again": (*_said("usage", "attempt-2", "RECORDED"),),
     "pool:no-epoch-or-old-protocol:protocol": (_old_protocol, _set(expected_epoch=None)),
     "pool:repeated:said-again": (*_said("pool", "P", "INTAKE_CLOSED"),),
     "pool:other-epoch:fenced": (_set(expected_epoch=2), _set(expected_epoch=4)),

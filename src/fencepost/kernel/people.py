@@ -324,7 +324,7 @@ def _stage_act(c: Context, proof: Proof) -> Decision:
 def _usage_act(c: Context, proof: Proof) -> Decision:
     writes = WriteSet(proof, c.task.pool, None)
     writes.log.append(usage_entry(c, c.task, c.command.usage, c.claim.generation, c.claim.attempt_id))
-    return Decision(Accepted(Outcome.RECORDED, c.task), writes)
+    return say(c, writes, "usage", Outcome.RECORDED, c.task)
 
 
 ATTEMPT_EXISTED = Guard("stage:unknown-attempt:not-found", 0, _attempt_existed, "the attempt existed")
@@ -462,7 +462,7 @@ OPERATIONS: tuple[Operation, ...] = (
         _discard_act,
     ),
     Operation(k.Stage, "stage", (FOUND_TASK, PROTOCOL_ONLY, ATTEMPT_EXISTED), _stage_act),
-    Operation(k.Usage, "usage", (FOUND_TASK, PROTOCOL_ONLY, ATTEMPT_EXISTED), _usage_act),
+    Operation(k.Usage, "usage", (FOUND_TASK, PROTOCOL_ONLY, _repeated("usage"), ATTEMPT_EXISTED), _usage_act),
 )
 
 __all__ = ["OPERATIONS", "Problem"]
