@@ -31,9 +31,7 @@ async def test_b09_a_call_whose_process_died_at_commit_was_made_whole_or_not_at_
     stage: Stage, door: str, point: str
 ) -> None:
     client = await stage.client()
-    await client.submit_many(
-        [NewTask(1, task_id="t"), NewTask(2, task_id="child", depends_on=["t"], queue="later")]
-    )
+    await client.submit_many([NewTask(1, task_id="t"), NewTask(2, task_id="child", depends_on=["t"], queue="later")])
     a = await stage.hand()
     claim: Claim | None = None
     if door != "claim_next":
@@ -148,5 +146,3 @@ def all_committed(stage: Stage, total: int) -> bool:
 
 async def test_b09_what_was_answered_before_a_kill_stands_and_nothing_else_is_stuck(stage: Stage) -> None:
     await kill_in_a_storm(stage, kills=5, seed=909)
-
-

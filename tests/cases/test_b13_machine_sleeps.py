@@ -42,9 +42,7 @@ async def test_b13_the_whole_machine_sleeps_and_no_task_is_lost_or_done_twice(st
     """Everybody stops: on waking every lease looks lapsed, and sweepers and owners run for it."""
     client = await stage.client()
     total = 12
-    await client.submit_many(
-        [NewTask(0.5, task_id=f"t{n:02}", kind="nap", max_attempts=50) for n in range(total)]
-    )
+    await client.submit_many([NewTask(0.5, task_id=f"t{n:02}", kind="nap", max_attempts=50) for n in range(total)])
     workers = [await stage.worker(f"w{n}", ttl=0.5, concurrency=2) for n in range(3)]
     for n in range(3):
         await workers[n].reaches("started")

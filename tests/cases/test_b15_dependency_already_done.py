@@ -53,7 +53,11 @@ async def test_b15_one_parent_done_and_one_open_waits_for_the_open_one_alone(sta
 
 async def test_b15_a_graph_submitted_again_after_it_was_done_stands_as_it_was(stage: Stage) -> None:
     client = await stage.client()
-    graph = [NewTask(1, task_id="p"), NewTask(2, task_id="c", depends_on=["p"]), NewTask(3, task_id="d", depends_on=["c"])]
+    graph = [
+        NewTask(1, task_id="p"),
+        NewTask(2, task_id="c", depends_on=["p"]),
+        NewTask(3, task_id="d", depends_on=["c"]),
+    ]
     await client.submit_many(graph)
     for _ in range(2):
         [claim] = await client.claim_next(owner="A")  # type: ignore[misc]
@@ -76,7 +80,11 @@ async def test_b15_missing_parents_cycles_and_oneself_are_refused_and_nothing_is
     for tasks in (
         [NewTask(1, task_id="good"), NewTask(1, task_id="c", depends_on=["nobody"])],
         [NewTask(1, task_id="good"), NewTask(1, task_id="c", depends_on=["c"])],
-        [NewTask(1, task_id="good"), NewTask(1, task_id="c", depends_on=["d"]), NewTask(1, task_id="d", depends_on=["c"])],
+        [
+            NewTask(1, task_id="good"),
+            NewTask(1, task_id="c", depends_on=["d"]),
+            NewTask(1, task_id="d", depends_on=["c"]),
+        ],
     ):
         with pytest.raises(InvalidRequest, match="depends_on"):
             await client.submit_many(tasks)

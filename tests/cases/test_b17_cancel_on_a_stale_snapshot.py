@@ -70,9 +70,7 @@ async def test_b17_a_cancel_prepared_before_a_pause_meets_the_task_as_it_stands_
         view = await person.call("task", name)
         seen[name] = view.cancel_generation
     await person.program.pause()
-    calls = {
-        name: person.start("cancel", name, expected_cancel_generation=number) for name, number in seen.items()
-    }
+    calls = {name: person.start("cancel", name, expected_cancel_generation=number) for name, number in seen.items()}
     claims = {claim.task_id: claim for claim in await client.claim_next(owner="A", limit=3)}  # type: ignore[union-attr]
     await client.commit(claims["done"], "kept")
     await client.cancel("reopened")

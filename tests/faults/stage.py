@@ -253,7 +253,9 @@ class Stage:
     async def program(self, module: str, *arguments: Any, **environment: str) -> Program:
         """Start `tests.faults.programs.<module>` with these arguments; what is no text becomes JSON."""
         texts = [each if isinstance(each, str) else json.dumps(each) for each in map(_path_text, arguments)]
-        return await self.command(module, [sys.executable, "-m", f"tests.faults.programs.{module}", *texts], environment)
+        return await self.command(
+            module, [sys.executable, "-m", f"tests.faults.programs.{module}", *texts], environment
+        )
 
     async def command(self, name: str, command: list[str], environment: dict[str, str] | None = None) -> Program:
         name = f"{name}-{len(self._programs)}"

@@ -54,7 +54,9 @@ async def test_cancel_races_commit_from_another_process_for_500_rounds_and_one_o
     await client.submit_many([NewTask(n, task_id=f"t{n:03}") for n in range(ROUNDS)])
     await client.submit_many([NewTask(n, task_id=f"child{n:03}", depends_on=[f"t{n:03}"]) for n in range(ROUNDS)])
     worker, person = await stage.hand(), await stage.hand()
-    claims: dict[str, Claim] = {claim.task_id: claim for claim in await worker.call("claim_next", owner="A", limit=ROUNDS)}
+    claims: dict[str, Claim] = {
+        claim.task_id: claim for claim in await worker.call("claim_next", owner="A", limit=ROUNDS)
+    }
     seen: Counter[str] = Counter()
     for n in range(ROUNDS):
         task_id = f"t{n:03}"

@@ -2,7 +2,7 @@
 
 An order names one of the client's methods; it is answered by a line with the order's id. Orders run side by side, so
 that one may be under way while the next comes. `together` asks for several in one go. `die_at` kills the process (as
-`kill -9` does) at the next COMMIT of the store: "before" it is applied, or "after" it is and before anybody hears of it.
+`kill -9` does) at the next COMMIT of the store: "before" it is applied, or "after" it, before anybody hears.
 """
 
 from __future__ import annotations

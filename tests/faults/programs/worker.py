@@ -24,7 +24,9 @@ LAST_WORDS = "started"  # of a handler that kills its process
 
 def handlers(app: fencepost.App, ttl: float, kinds: list[str] | None, gates: dict[str, asyncio.Event]) -> None:
     def task(name: str, **more: Any) -> Any:
-        return (lambda function: function) if kinds is not None and name not in kinds else app.task(name, ttl=ttl, **more)
+        return (
+            (lambda function: function) if kinds is not None and name not in kinds else app.task(name, ttl=ttl, **more)
+        )
 
     def started(attempt: Any) -> None:
         claim = attempt.claim
