@@ -219,7 +219,8 @@ async def test_a_closed_store_is_unavailable_and_closes_twice(opened: Open) -> N
             await call
 
 
-async def test_many_processes_may_create_one_file_at_once(path: Path) -> None:
+@pytest.mark.parametrize("round_", range(3))
+async def test_many_processes_may_create_one_file_at_once(path: Path, round_: int) -> None:
     code = (
         "import asyncio, sys\n"
         "from fencepost.stores.sqlite import SQLiteStore\n"

@@ -102,7 +102,7 @@ class SQLiteStore:
                     raise StoreRefused(f"{found} holds no fencepost database")
                 migrations.create(con, known, namespace)
                 # Into the file itself: were the WAL lost, it would look blank, and be made anew with its numbers at 1.
-                con.wal_checkpoint()
+                file.write_into_file(con, busy_wait)
             migrations.check_schema(con, found, known)
             migrations.check_protocol(con, found)
             self.store_id, self.namespace = con.execute("SELECT store_id, namespace FROM meta").fetchall()[0]  # type: ignore[assignment]

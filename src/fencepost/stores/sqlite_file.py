@@ -13,6 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import apsw
 
@@ -47,6 +48,7 @@ def locate(path: str | os.PathLike[str]) -> str:
     return os.path.realpath(os.fspath(path))
 
 
+T = TypeVar("T")
 FileSystemOf = Callable[[str], str | None]
 
 
@@ -179,31 +181,43 @@ def connect(path: str, patience: Patience, *, reader: bool = False) -> apsw.Conn
     return con
 
 
+# In one statement, so in one snapshot: another process may be making the file a store at this moment.
+_MARKS = "SELECT (SELECT application_id FROM pragma_application_id), (SELECT count(*) FROM sqlite_schema)"
+
+
 def is_blank(con: apsw.Connection) -> bool:
     """No table, and nobody else's mark: a file that may become a store."""
-    tables = con.execute("SELECT count(*) FROM sqlite_schema").get
-    return tables == 0 and con.pragma("application_id") in (0, APPLICATION_ID)
+    mark, tables = con.execute(_MARKS).fetchall()[0]
+    return tables == 0 and mark in (0, APPLICATION_ID)
 
 
 def check_ours(con: apsw.Connection, path: str) -> None:
-    if con.pragma("application_id") != APPLICATION_ID and not is_blank(con):
+    mark, tables = con.execute(_MARKS).fetchall()[0]
+    if mark != APPLICATION_ID and (mark != 0 or tables != 0):
         raise StoreRefused(f"{path} is no fencepost database (another program's SQLite file); it was left as it is")
 
 
 def _use_wal(con: apsw.Connection, wait: float) -> None:
-    """Switching a new file to WAL takes an exclusive lock, for which SQLite asks no busy handler."""
+    mode = _patiently(lambda: con.execute("PRAGMA journal_mode = WAL").get, wait)
+    if mode != "wal":
+        raise StoreRefused(f"this file cannot be kept in WAL mode (SQLite answers {mode!r})")
+
+
+def write_into_file(con: apsw.Connection, wait: float) -> None:
+    """Copy what the WAL holds into the database file itself."""
+    _patiently(lambda: con.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_FULL), wait)
+
+
+def _patiently(work: Callable[[], T], wait: float) -> T:
+    """For the locks about which SQLite asks no busy handler: those of a switch to WAL, and between checkpoints."""
     until = elapsed() + wait
     while True:
         try:
-            mode = con.execute("PRAGMA journal_mode = WAL").get
+            return work()
         except apsw.BusyError:
             if elapsed() >= until:
                 raise
-            time.sleep(random.uniform(0.001, BUSY_NAP))
-            continue
-        if mode != "wal":
-            raise StoreRefused(f"this file cannot be kept in WAL mode (SQLite answers {mode!r})")
-        return
+        time.sleep(random.uniform(0.001, BUSY_NAP))
 
 
 class FileWatch:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import apsw
@@ -19,6 +19,8 @@ from fencepost.errors import Unavailable
 from fencepost.stores.sqlite_file import Patience
 
 Work = Callable[[apsw.Connection], Any]
+# Whom to tell, what to do (None: end), and when it was asked for.
+Job = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Work | None, float]
 
 
 class Lane:
@@ -31,8 +33,7 @@ class Lane:
         self._name = name
         self._connect = connect
         self._patience = patience
-        self._queue: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Work | None, float]] = deque()
-        self._wake = threading.Event()
+        self._queue: SimpleQueue[Job] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -53,8 +54,7 @@ class Lane:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
-            self._queue.append((loop, future, work, elapsed()))
-        self._wake.set()
+            self._queue.put((loop, future, work, elapsed()))
 
     async def close(self) -> None:
         """Finish what is queued, close the connection, end the thread."""
@@ -72,20 +72,14 @@ class Lane:
     def _run(self) -> None:
         con: apsw.Connection | None = None
         while True:
-            try:
-                loop, future, work, self._patience.asked = self._queue.popleft()
-            except IndexError:
-                self._wake.wait()
-                self._wake.clear()
-                continue
+            loop, future, work, self._patience.asked = self._queue.get()
             if work is None:
-                failure: BaseException | None = None
                 try:
                     if con is not None:
                         con.close()
                 except apsw.Error:
                     pass  # closing only tidies the WAL up; whoever opens the file next does it
-                _hand_over(loop, future, None, failure)
+                _hand_over(loop, future, None, None)
                 return
             try:
                 if con is None:
