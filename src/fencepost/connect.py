@@ -36,7 +36,8 @@ class Connecting:
 
 
 def connect(url: str, *, epoch: int | Mapping[str, int] | None = None, create: bool = True) -> Connecting:
-    """A client for the store at `url`: `sqlite:///relative.db`, `sqlite:////absolute.db`, `memory://`.
+    """A client for the store at `url`: `sqlite:///relative.db`, `sqlite:////absolute.db`, `memory://`, or
+    `postgresql://user@host/database` (which takes libpq's parameters, and `pool_size`, `pgbouncer` and time-outs).
 
     The client presents, per pool, the epoch that it learns now, or `epoch` where it is given (a number for
     every pool, or one by name), until `adopt_epoch`. `create=False` refuses to make a database.
@@ -65,12 +66,20 @@ async def open_store(url: str, *, create: bool = True) -> Store:
         from fencepost.stores.sqlite import SQLiteStore
 
         return await SQLiteStore.open(sqlite_path(url), url=url, create=create)
+    if parts.scheme in ("postgresql", "postgres"):
+        try:
+            import asyncpg  # noqa: F401 - an extra: said here, not as a failed import somewhere inside
+        except ImportError:
+            raise InvalidRequest("url", "PostgreSQL needs asyncpg: pip install 'fencepost[postgres]'") from None
+        from fencepost.stores.postgres import PostgresStore
+
+        return await PostgresStore.open(url, create=create)
     if parts.scheme == "memory":
         from fencepost.stores.memory import MemoryStore
 
         return MemoryStore()
     raise InvalidRequest(
-        "url", f"no store for {parts.scheme or 'a missing scheme'!r}; there are sqlite:/// and memory://"
+        "url", f"no store for {parts.scheme or 'a missing scheme'!r}; there are sqlite:///, postgresql:// and memory://"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -79,10 +80,53 @@ class SQLiteWorld:
             await client.close()
 
 
+class PostgresWorld:
+    """A database of its own on the run's server, made from a template that has the schema already."""
+
+    name = "postgres"
+
+    def __init__(self, folder: Path) -> None:
+        from tests.postgres.databases import running_or_skip
+
+        self._server = running_or_skip()
+        self._database: str | None = None
+        self._clients: list[Client] = []
+
+    async def client(self, *, epoch: int | None = None, kernel: Kernel | None = None) -> Client:
+        from fencepost.stores.postgres import PostgresStore
+        from tests.postgres.databases import MOVABLE_CLOCK, new_database
+
+        if self._database is None:
+            self._database = await new_database(self._server)
+        url = self._server.url(self._database)
+
+        async def reopen() -> Any:
+            return Coordinator(await PostgresStore.open(url, create=False, clock=MOVABLE_CLOCK), kernel=kernel)
+
+        client = Client(await reopen(), url=url, reopen=reopen, epochs={}, given=epoch)
+        await client.epoch()
+        self._clients.append(client)
+        return client
+
+    async def advance(self, seconds: float) -> None:
+        from tests.postgres.databases import advance
+
+        assert self._database is not None
+        await advance(self._server, self._database, seconds)
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+        if self._database is not None:
+            await self._server.drop_database(self._database)
+
+
 WORLDS: dict[str, Callable[[Path], World]] = {
     "memory": lambda folder: MemoryWorld(False),
     "memory-losing-swaps": lambda folder: MemoryWorld(True),
     "sqlite": SQLiteWorld,
 }
+if os.environ.get("FENCEPOST_TEST_POSTGRES"):  # takes a real server, and a minute
+    WORLDS["postgres"] = PostgresWorld
 
 __all__ = ["WORLDS", "World"]

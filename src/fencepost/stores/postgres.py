@@ -1,0 +1,323 @@
+"""The store for many machines: PostgreSQL 15 or newer, the same contract as on one file.
+
+A plan's reads are plain statements; what it applies is one autocommit statement, or one transaction, and is on the
+server's disk when it is answered. Others may move a record between the two: the swap is lost then, and the plan
+decides again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import asyncpg
+
+from fencepost.errors import StoreRefused
+from fencepost.kernel.records import READY, Pool, ResultCommit, Task
+from fencepost.stores import postgres_migrations as migrations
+from fencepost.stores import postgres_prune as pruning
+from fencepost.stores import postgres_views as views
+from fencepost.stores.base import Apply, Load, Numbered, Plan, Scan, StoreCapabilities, TaskFilter, TaskHistory
+from fencepost.stores.postgres_apply import apply_fast, apply_general, apply_log, is_fast
+from fencepost.stores.postgres_connections import (
+    BROKEN,
+    LOST_AGAINST_OTHERS,
+    MAX_TRIES,
+    Connection,
+    Connections,
+    Settings,
+    parse,
+    translate,
+)
+from fencepost.stores.postgres_feed import Feed
+from fencepost.stores.postgres_load import CLOCK, Reading
+from fencepost.stores.postgres_wakeups import Listener, Notifier
+from fencepost.stores.schema import Migration, MigrationState
+
+T = TypeVar("T")
+
+_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
+
+
+class PostgresStore:
+    """`await PostgresStore.open(url)`. Belongs to the event loop that opened it; other threads and loops open their
+    own, and so does a forked child."""
+
+    capabilities = StoreCapabilities(durable=True, shared=True, loses_swaps=True)
+
+    def __init__(self, url: str, dsn: str, settings: Settings, clock: str) -> None:
+        self.url = url
+        self.settings = settings
+        self.store_id = ""
+        self.namespace = ""
+        self._where = _without_password(url)
+        self._reading = Reading(clock)
+        self._feed = Feed(0)
+        self._plans = Connections(dsn, settings, settings.pool_size, keyed=True, name="fencepost")
+        self._views = Connections(dsn, settings, 2, keyed=False, name="fencepost views")
+        self._listener = Listener(self._views, settings)
+        self._notifier = Notifier(self._views)
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        *,
+        create: bool = True,
+        namespace: str | None = None,
+        clock: str = CLOCK,
+        shipped: Sequence[Migration] | None = None,
+    ) -> PostgresStore:
+        """The store in the database at `url`; one without a fencepost schema gets it, with the pool `default`.
+
+        `clock` is an SQL expression for the store's clock, in microseconds: only tests give another.
+        Raises InvalidRequest (the URL), StoreRefused, each with its own message: wrong user, no such database, no
+        fencepost schema, newer schema, older schema, a pool that wants a newer protocol. Raises Unavailable when the
+        server does not answer.
+        """
+        dsn, settings = parse(url)
+        known = tuple(shipped) if shipped is not None else migrations.shipped()
+        self = cls(url, dsn, settings, clock)
+        base = 0
+
+        async def prepare(con: Connection) -> None:
+            nonlocal base
+            if create and not await migrations.exists(con):
+                await migrations.create(con, known, namespace)
+            await migrations.check(con, self._where, known)
+            self.store_id, self.namespace, base = await migrations.identify(con)
+
+        try:
+            await self._on(self._views, prepare, patience=0.0)
+        except BaseException:
+            await self.close()
+            raise
+        self._feed = Feed(base)
+        return self
+
+    async def close(self) -> None:
+        """Finish what is under way and close. Afterwards every call is Unavailable. May be called twice."""
+        await self._notifier.close()
+        await self._listener.close()
+        await self._plans.close()
+        await self._views.close()
+
+    # plans --------------------------------------------------------------------------------------
+
+    async def run(self, plan: Plan) -> Any:
+        try:
+            step = next(plan)
+        except StopIteration as stop:
+            return stop.value
+        try:
+            async with self._plans.use() as con:
+                while True:
+                    answer = await self._step(con, step)
+                    try:
+                        step = plan.send(answer)
+                    except StopIteration as stop:
+                        return stop.value
+        except _ERRORS as error:
+            raise translate(error) from error
+        finally:
+            plan.close()
+
+    async def _step(self, con: Connection, step: Load | Scan | Apply) -> Any:
+        kind = type(step)
+        if kind is Load:
+            return await self._again(con, self._reading.load, step.keys, step.into)  # type: ignore[union-attr]
+        if kind is Scan:
+            return await self._again(con, self._reading.scan, step)
+        return await self._apply(con, step)  # type: ignore[arg-type]
+
+    async def _again(self, con: Connection, do: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """`do`, and once more where it lost against others: nothing was written then."""
+        tries = 1
+        while True:
+            try:
+                if not self.settings.pgbouncer:
+                    return await do(con, *arguments)
+                # A statement is prepared and executed in two messages: only a transaction keeps them together.
+                async with con.transaction():
+                    return await do(con, *arguments)
+            except LOST_AGAINST_OTHERS:
+                if tries == MAX_TRIES or con.is_closed():
+                    raise
+            await asyncio.sleep(random.uniform(0, 0.002 * tries))
+            tries += 1
+
+    async def _apply(self, con: Connection, step: Apply) -> list[bool]:
+        sets, log, base = step.sets, step.log, self._feed.base
+        if not sets:
+            if log:
+                await self._again(con, apply_log, log, base)
+            return []
+        if any(writes.pool_write is not None for writes in sets):
+            fast, general = [], list(sets)
+        else:
+            fast = [writes for writes in sets if is_fast(writes)]
+            general = [writes for writes in sets if not is_fast(writes)] if len(fast) < len(sets) else []
+        won: set[int] = set()
+        if fast:
+            try:
+                ids = await self._again(con, apply_fast, fast, () if general else log, base)
+                won.update(id(writes) for writes in fast if writes.tasks[0].task.task_id in ids)
+            except asyncpg.UniqueViolationError as error:
+                if error.table_name != "request":
+                    raise
+                general = [*fast, *general]
+        if general:
+            standing = await self._again(con, self._general, general, log, base)
+            won.update(id(writes) for writes, stands in zip(general, standing, strict=True) if stands)
+        answer = [id(writes) in won for writes in sets]
+        if any(
+            stands and any(write.task.state == READY for write in writes.tasks)
+            for writes, stands in zip(sets, answer, strict=True)
+        ):
+            self._notifier.poke()
+        return answer
+
+    async def _general(self, con: Connection, sets: Any, log: Any, base: int) -> list[bool]:
+        return await apply_general(con, sets, log, base)
+
+    # read side ----------------------------------------------------------------------------------
+
+    async def _on(
+        self,
+        connections: Connections,
+        work: Callable[..., Awaitable[T]],
+        *arguments: Any,
+        patience: float | None = None,
+    ) -> T:
+        """Do `work` on a connection; no error of the driver leaves this method. Reading may be done twice."""
+        try:
+            async with connections.use(patience=patience) as con:
+                return await work(con, *arguments)
+        except _ERRORS as error:
+            raise translate(error) from error
+
+    async def _read(self, view: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """A view, on another connection once more where the first one turns out to be broken."""
+        try:
+            async with self._views.use() as con:
+                return await self._again(con, view, *arguments)
+        except BROKEN:
+            return await self._on(self._views, view, *arguments)
+        except _ERRORS as error:
+            raise translate(error) from error
+
+    async def version(self) -> int:
+        return await self._listener.version()
+
+    async def clock(self) -> int:
+        return await self._read(self._reading.now)
+
+    async def pools(self) -> list[Pool]:
+        return await self._read(views.pools)
+
+    async def tasks(self, where: TaskFilter, after: str | None, limit: int) -> list[Task]:
+        return await self._read(views.tasks, where, after, limit)
+
+    async def records(self, task_ids: Sequence[str]) -> list[Task]:
+        return await self._read(views.records, task_ids)
+
+    async def history(self, task_id: str) -> TaskHistory | None:
+        return await self._read(views.history, task_id)
+
+    async def histories(self, after: str | None, limit: int) -> list[TaskHistory]:
+        return await self._read(views.histories, after, limit)
+
+    async def result(self, task_id: str) -> ResultCommit | None:
+        return await self._read(views.result, task_id)
+
+    async def events(
+        self, after: int, limit: int, *, task_id: str | None = None, pool: str | None = None, names: Sequence[str] = ()
+    ) -> list[Numbered]:
+        return await self._read(self._feed.events, after, limit, task_id, pool, names)
+
+    async def log(
+        self, after: int, limit: int, *, task_id: str | None = None, pool: str | None = None, kinds: Sequence[str] = ()
+    ) -> list[Numbered]:
+        return await self._read(self._feed.log, after, limit, task_id, pool, kinds)
+
+    async def counts(self) -> list[tuple[str, str, str, int, int]]:
+        return await self._read(views.counts)
+
+    async def last_numbers(self) -> tuple[int, int]:
+        return await self._read(self._feed.last_numbers)
+
+    async def orphans(self) -> dict[str, int]:
+        return await self._read(views.orphans)
+
+    async def diagnose(self) -> dict[str, Any]:
+        return await self._read(views.diagnose, self.settings)
+
+    # retention ----------------------------------------------------------------------------------
+
+    async def prune(self, before_us: int, limit: int) -> dict[str, int]:
+        removed: Counter[str] = Counter(dict.fromkeys(pruning.REMOVED, 0))
+
+        after: int | None = 0
+        while after is not None and removed["tasks"] < limit:
+            after = await self._prune(pruning.prune_tasks, self._feed, before_us, limit, after, removed)
+        while await self._prune(pruning.prune_log, before_us, removed):
+            pass
+        now = await self.clock()
+        while await self._prune(pruning.prune_requests, now, removed):
+            pass
+        return dict(removed)
+
+    async def _prune(self, work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        async def step(con: Connection) -> T:
+            return await self._again(con, work, *arguments)
+
+        return await self._on(self._views, step)
+
+
+def _without_password(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    user, at, place = rest.rpartition("@")
+    return f"{scheme}://{user.partition(':')[0]}{at}{place.partition('?')[0]}"
+
+
+async def migration_status(url: str, *, shipped: Sequence[Migration] | None = None) -> list[MigrationState]:
+    """Every migration step that this release knows or the database has, in order, and when it was applied."""
+    return await _on_database(url, migrations.status, shipped)
+
+
+async def migrate(
+    url: str, dry_run: bool = False, *, create: bool = False, shipped: Sequence[Migration] | None = None
+) -> list[Migration]:
+    """Bring the database's schema to this release's; what was applied, or with `dry_run` what would be, with its SQL.
+
+    Each step is a transaction of its own: a failed one changes nothing, and the next call goes on from there.
+    A database without a fencepost schema is refused unless `create`. Raises StoreRefused and Unavailable as opening
+    does, but for an older schema.
+    """
+
+    async def work(con: Connection, known: Sequence[Migration]) -> list[Migration]:
+        if not create and not dry_run and not await migrations.exists(con):
+            raise StoreRefused(f"{_without_password(url)} holds no fencepost schema")
+        return await migrations.migrate(con, known, dry_run)
+
+    return await _on_database(url, work, shipped)
+
+
+async def _on_database(
+    url: str,
+    work: Callable[[Connection, Sequence[Migration]], Awaitable[T]],
+    shipped: Sequence[Migration] | None,
+) -> T:
+    dsn, settings = parse(url)
+    known = tuple(shipped) if shipped is not None else migrations.shipped()
+    connections = Connections(dsn, settings, 1, keyed=False, name="fencepost migrate")
+    try:
+        async with connections.use(patience=0.0) as con:
+            return await work(con, known)
+    except _ERRORS as error:
+        raise translate(error) from error
+    finally:
+        await connections.close()

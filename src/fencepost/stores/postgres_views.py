@@ -1,0 +1,167 @@
+"""The read side of the PostgreSQL store: functions of a connection, each consistent within itself."""
+
+from __future__ import annotations
+
+import platform
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+import msgspec
+
+from fencepost.kernel.records import Pool, ResultCommit, Task
+from fencepost.stores import codec
+from fencepost.stores.base import TaskFilter, TaskHistory
+from fencepost.stores.postgres_connections import Connection, Settings
+from fencepost.stores.postgres_feed import Where
+from fencepost.stores.postgres_load import LOAD_CHILDREN, LOAD_PARENTS, LOAD_STAGED
+from fencepost.stores.postgres_migrations import describe
+from fencepost.stores.postgres_rows import listed
+
+_replace = msgspec.structs.replace
+
+_TASK = listed(codec.TASK_COLUMNS, "t.")
+_RESULT = listed(codec.RESULT_COLUMNS, "r.")
+
+
+async def pools(con: Connection) -> list[Pool]:
+    rows = await con.fetch(f"SELECT {listed(codec.POOL_COLUMNS)} FROM fencepost.pool ORDER BY name")
+    return [codec.pool(row) for row in rows]
+
+
+async def tasks(con: Connection, where: TaskFilter, after: str | None, limit: int) -> list[Task]:
+    source, found = "fencepost.task t", Where()
+    if where.parent is not None:
+        source = "fencepost.dependency d JOIN fencepost.task t ON t.task_id = d.task_id"
+        found.add("d.parent_id = {}", where.parent)
+    if after is not None:
+        found.add("t.task_id > {}", after)
+    for column in ("pool", "queue", "kind"):
+        value = getattr(where, column)
+        if value is not None:
+            found.add(f"t.{column} = {{}}", value)
+    if where.states:
+        found.one_of("t.state", where.states)
+        if max(where.states) < 3:
+            found.add("t.state < 3")  # lets the planner see that the index of what is alive covers it
+    found.values.append(limit)
+    sql = f"SELECT {_TASK} FROM {source} WHERE {found} ORDER BY t.task_id LIMIT ${len(found.values)}"
+    return [Task(*row) for row in await con.fetch(sql, *found.values)]
+
+
+async def records(con: Connection, task_ids: Sequence[str]) -> list[Task]:
+    sql = f"SELECT {_TASK} FROM fencepost.task t WHERE t.task_id = ANY($1::text[])"
+    return [Task(*row) for row in await con.fetch(sql, list(task_ids))] if task_ids else []
+
+
+async def history(con: Connection, task_id: str) -> TaskHistory | None:
+    found = await _histories(con, "t.task_id = $2", (1, task_id))
+    return found[0] if found else None
+
+
+async def histories(con: Connection, after: str | None, limit: int) -> list[TaskHistory]:
+    if after is None:
+        return await _histories(con, "TRUE", (limit,))
+    return await _histories(con, "t.task_id > $2", (limit, after))
+
+
+async def _histories(con: Connection, where: str, values: tuple[Any, ...]) -> list[TaskHistory]:
+    async with con.transaction(isolation="repeatable_read", readonly=True):
+        rows = await con.fetch(
+            f"SELECT {_TASK} FROM fencepost.task t WHERE {where} ORDER BY t.task_id LIMIT $1", *values
+        )
+        found = [Task(*row) for row in rows]
+        if not found:
+            return []
+        ids = [task.task_id for task in found]
+
+        async def of(table: str, columns: Sequence[str], order: str = "") -> list[Any]:
+            sql = f"SELECT {listed(columns)} FROM fencepost.{table} WHERE task_id = ANY($1::text[]) {order}"
+            return await con.fetch(sql, ids)  # type: ignore[no-any-return]
+
+        events, staged = defaultdict(list), defaultdict(list)
+        parents, children = defaultdict(list), defaultdict(list)
+        for row in await of("event", codec.EVENT_COLUMNS, "ORDER BY task_id, state_version"):
+            events[row[0]].append(codec.event(row))
+        inputs = {row[0]: (row[1], codec.content(*row[2:])) for row in await of("input", codec.INPUT_COLUMNS)}
+        results = {row[0]: codec.result(row) for row in await of("result", codec.RESULT_COLUMNS)}
+        checkpoints = {row[0]: codec.checkpoint(row) for row in await of("checkpoint", codec.CHECKPOINT_COLUMNS)}
+        for row in await con.fetch(LOAD_STAGED, ids):
+            staged[row[0]].append(codec.staged(row))
+        for child, parent in await con.fetch(LOAD_PARENTS, ids):
+            parents[child].append(parent)
+        for parent, child in await con.fetch(LOAD_CHILDREN, ids):
+            children[parent].append(child)
+    return [
+        TaskHistory(
+            task,
+            events.get(task.task_id, []),
+            inputs.get(task.task_id),
+            parents.get(task.task_id, []),
+            children.get(task.task_id, []),
+            results.get(task.task_id),
+            staged.get(task.task_id, []),
+            checkpoints.get(task.task_id),
+        )
+        for task in found
+    ]
+
+
+async def result(con: Connection, task_id: str) -> ResultCommit | None:
+    row = await con.fetchrow(f"SELECT {_RESULT} FROM fencepost.result r WHERE r.task_id = $1", task_id)
+    if row is None:
+        return None
+    found = codec.result(row)
+    if found.content is None:
+        for staged in map(codec.staged, await con.fetch(LOAD_STAGED, [task_id])):
+            if (staged.generation, staged.content.digest) == (found.generation, found.result_digest):
+                return _replace(found, content=staged.content)
+    return found
+
+
+async def counts(con: Connection) -> list[tuple[str, str, str, int, int]]:
+    rows = await con.fetch(
+        "SELECT pool, queue, kind, state, count(*) FROM fencepost.task "
+        "GROUP BY pool, queue, kind, state ORDER BY pool, queue, kind, state"
+    )
+    return [tuple(row) for row in rows]
+
+
+async def orphans(con: Connection) -> dict[str, int]:
+    return {
+        table: await con.fetchval(
+            f"SELECT count(*) FROM fencepost.{table} o "
+            "WHERE NOT EXISTS (SELECT 1 FROM fencepost.task t WHERE t.task_id = o.task_id)"
+        )
+        for table in ("input", "checkpoint", "result", "staged", "dependency", "event")
+    }
+
+
+async def diagnose(con: Connection, settings: Settings) -> dict[str, Any]:
+    """Versions, settings that durability rests on, sizes, dead rows, who holds the oldest snapshot."""
+    found = {
+        "store": "postgres",
+        "durable": True,
+        "python": platform.python_version(),
+        "asyncpg": asyncpg.__version__,
+        "pool_size": settings.pool_size,
+        "pgbouncer": settings.pgbouncer,
+    }
+    for name in ("server_version", "fsync", "synchronous_commit", "full_page_writes", "server_encoding"):
+        found[name] = await con.fetchval("SELECT current_setting($1)", name)
+    found["durable"] = found["fsync"] == "on" and found["synchronous_commit"] != "off"
+    found["user"] = await con.fetchval("SELECT current_user::text")
+    found["database_bytes"] = await con.fetchval("SELECT pg_database_size(current_database())")
+    found["tables"] = {
+        name: {"rows": live, "dead_rows": dead, "bytes": size, "index_bytes": indexes}
+        for name, live, dead, size, indexes in await con.fetch(
+            "SELECT relname::text, n_live_tup, n_dead_tup, pg_table_size(relid), pg_indexes_size(relid) "
+            "FROM pg_stat_user_tables WHERE schemaname = 'fencepost' ORDER BY 1"
+        )
+    }
+    found["oldest_transaction_seconds"] = await con.fetchval(
+        "SELECT extract(epoch FROM max(clock_timestamp() - xact_start))::float8 FROM pg_stat_activity "
+        "WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()"
+    )
+    return {**found, **await describe(con)}

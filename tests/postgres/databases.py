@@ -1,0 +1,41 @@
+"""Databases on the run's server: made quickly from a template, with a clock that tests may move on."""
+
+from __future__ import annotations
+
+import pytest
+
+from fencepost.stores.postgres import migrate
+from fencepost.stores.postgres_load import CLOCK
+from tests.postgres.server import Missing, Server, running
+
+# The store's clock, as stores in tests are told to read it. The table is the tests', outside fencepost's schema.
+MOVABLE_CLOCK = f"({CLOCK} + (SELECT moved_us FROM public.moved_clock))"
+
+_TEMPLATE = "fencepost_template"
+
+
+def running_or_skip() -> Server:
+    try:
+        return running()
+    except Missing as error:
+        pytest.skip(str(error))
+
+
+async def new_database(server: Server) -> str:
+    """The name of a database with this release's schema and nothing in it."""
+
+    async def fill(url: str) -> None:
+        await migrate(url, create=True)
+        await server.administer(
+            "CREATE TABLE public.moved_clock (moved_us bigint NOT NULL)",
+            "INSERT INTO public.moved_clock VALUES (0)",
+            database=_TEMPLATE,
+        )
+
+    return await server.new_database(await server.template(_TEMPLATE, fill))
+
+
+async def advance(server: Server, database: str, seconds: float) -> None:
+    await server.administer(
+        f"UPDATE public.moved_clock SET moved_us = moved_us + {round(seconds * 1_000_000)}", database=database
+    )
