@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fencepost import Claim, Committed, NewTask, Refused, Renewed, Result, Submitted, TaskView
-from tests.faults.stage import Stage, until
+from tests.faults.stage import Stage
 
 REQUEST = "the same call again"
 # The call that dies; None: it claims.
@@ -111,9 +111,7 @@ async def kill_in_a_storm(stage: Stage, kills: int, seed: int) -> None:
     dice = random.Random(seed)
     client = await stage.client()
     await client.set_policy(max_attempts=1000)
-    total = 400 * kills
-    for first in range(0, total, 5_000):
-        await client.submit_many([NewTask(n, task_id=f"t{n:05}") for n in range(first, min(first + 5_000, total))])
+    await client.submit_many([NewTask(n, task_id=f"t{n:05}") for n in range(100)])
     told: dict[str, str] = {}
     for n in range(kills):
         storm = [await stage.program("storm", stage.url, f"w{n}-{m}") for m in range(2)]
@@ -135,13 +133,12 @@ async def kill_in_a_storm(stage: Stage, kills: int, seed: int) -> None:
     stage.advance(120.0)
     b = await stage.program("storm", stage.url, "last", "until empty")
     await b.reaches("empty", within=60.0)
-    await until(lambda: all_committed(stage, total), within=10.0)
-    await stage.audit()
-
-
-def all_committed(stage: Stage, total: int) -> bool:
     with stage.sql() as con:
-        return bool(con.execute("SELECT count(DISTINCT task_id) FROM result").get == total)
+        assert (
+            con.execute("SELECT count(*) FROM task t LEFT JOIN result r USING (task_id) WHERE r.task_id IS NULL").get
+            == 0
+        )
+    await stage.audit()
 
 
 async def test_b09_what_was_answered_before_a_kill_stands_and_nothing_else_is_stuck(stage: Stage) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 import fencepost
-from fencepost.wire import Committed
+from fencepost.wire import Claim, Committed, NewTask
 from tests.faults.programs.speech import die_with_parent, listen, say
 
 CALLERS = 16
@@ -16,6 +16,10 @@ async def main(url: str, owner: str, until_empty: str = "") -> None:
     listen(lambda order: None)
     async with await fencepost.connect(url) as client:
 
+        def more(claim: Claim) -> list[NewTask]:
+            """A storm never runs dry: each commit brings the next task."""
+            return [] if until_empty else [NewTask(claim.input)]
+
         async def cycle() -> None:
             while True:
                 found = await client.claim_next(owner=owner, ttl=60.0)
@@ -23,7 +27,7 @@ async def main(url: str, owner: str, until_empty: str = "") -> None:
                 if not found:
                     return
                 for claim in found:
-                    answer = await client.commit(claim, {"by": owner})
+                    answer = await client.commit(claim, {"by": owner}, spawn=more(claim))
                     assert isinstance(answer, Committed), answer
                     say("committed", task=claim.task_id, id=answer.result_commit_id)
 
