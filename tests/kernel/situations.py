@@ -283,18 +283,25 @@ def _ended(state: State, end: End) -> Breaker:
     return _tasks(state=int(state), lease_expires_at=None, end=int(end))
 
 
-def _used(door: str, owner: str, answer: Any) -> Breaker:
-    """The request id was used: for this very call, or (another owner, another door) for a different one."""
+def _used(door: str, owner: str | None, answer: Any) -> Breaker:
+    """The request id was used: for this very call (owner None), or by somebody else, or at another door."""
 
     def break_it(s: Situation) -> None:
-        s.requests = {FRESH: Request(FRESH, owner, door, START, answer)}
+        s.requests = {FRESH: Request(FRESH, owner or speaker(s), door, START, answer)}
 
     return break_it
 
 
-def _said(door: str, owner: str, outcome: str) -> tuple[Breaker, ...]:
+def speaker(s: Situation) -> str:
+    """Who asks, as the kernel remembers it: an attempt, or a person for one call about one thing."""
+    if hasattr(s.command, "claim"):
+        return str(s.command.claim.attempt_id)
+    return f"{type(s.command).__name__} {getattr(s.command, 'task_id', POOL)} {s.command.who}"
+
+
+def _said(door: str, outcome: str) -> tuple[Breaker, ...]:
     answer = {"outcome": outcome, "info": {"lease_us": START}}
-    return _used(door, owner, answer), _used(door, "somebody else", answer), _used("another door", owner, answer)
+    return _used(door, None, answer), _used(door, "somebody else", answer), _used("another door", None, answer)
 
 
 def _claim_used(s: Situation) -> None:
@@ -378,14 +385,14 @@ BREAKERS: dict[str, tuple[Breaker, ...]] = {
     "claim:lease-runs:held": (
         _tasks(state=int(State.CLAIMED), lease_expires_at=START + 30 * SECOND, end=int(End.NONE)),
     ),
-    "renew:repeated:first-times-again": (*_said("renew", "attempt-2", "RENEWED"),),
+    "renew:repeated:first-times-again": (*_said("renew", "RENEWED"),),
     "renew:age-used-up:exhausted": (_too_old,),
-    "checkpoint:repeated:said-again": (*_said("checkpoint", "attempt-2", "CHECKPOINTED"),),
+    "checkpoint:repeated:said-again": (*_said("checkpoint", "CHECKPOINTED"),),
     "checkpoint:not-above-newest:conflict": (_set(number=3), _set(number=1)),
     "commit:repeated:committed-again": (_committed_already,),
     "commit:not-staged:not-staged": (_digest_only,),
-    "release:repeated:said-again": (*_said("release", "attempt-2", "RELEASED"),),
-    "fail:repeated:said-again": (*_said("fail", "attempt-2", "FAILED"),),
+    "release:repeated:said-again": (*_said("release", "RELEASED"),),
+    "fail:repeated:said-again": (*_said("fail", "FAILED"),),
     "people:committed:already-committed": (_ended(State.COMMITTED, End.COMMITTED),),
     "people:other-version:conflict": (_set(expected_state_version=39),),
     "submit:unknown-pool:not-found": (_pool_gone_for_submit,),
@@ -399,25 +406,25 @@ BREAKERS: dict[str, tuple[Breaker, ...]] = {
         _set(expected_cancel_generation=2),
         _ended(State.CANCELLED, End.CANCELLED),
     ),
-    "reopen:repeated:said-again": (*_said("reopen", "P", "REOPENED"),),
+    "reopen:repeated:said-again": (*_said("reopen", "REOPENED"),),
     "reopen:not-cancelled-or-parked:conflict": (
         _ended(State.READY, End.RELEASED),
         _ended(State.BLOCKED, End.NONE),
         _ended(State.COMMITTED, End.COMMITTED),
     ),
-    "revise:repeated:said-again": (*_said("revise", "P", "REVISED"),),
+    "revise:repeated:said-again": (*_said("revise", "REVISED"),),
     "revise:other-revision:conflict": (_set(expected_revision=1), _set(expected_revision=3)),
     "revise:cancelled:conflict": (_ended(State.CANCELLED, End.CANCELLED),),
-    "take_over:repeated:said-again": (*_said("take_over", "P", "TAKEN_OVER"),),
+    "take_over:repeated:said-again": (*_said("take_over", "TAKEN_OVER"),),
     "take_over:other-generation:conflict": (_set(expected_generation=1), _set(expected_generation=3)),
     "take_over:none-live:conflict": (_ended(State.READY, End.EXPIRED), _ended(State.COMMITTED, End.COMMITTED)),
-    "discard:repeated:said-again": (*_said("discard", "P", "DISCARDED"),),
+    "discard:repeated:said-again": (*_said("discard", "DISCARDED"),),
     "discard:unknown-generation:not-found": (_set(generation=3), _set(generation=0)),
     "discard:nothing-staged:conflict": (lambda s: setattr(s, "staged", []),),
     "stage:unknown-attempt:not-found": (_stranger,),
-    "usage:repeated:said-again": (*_said("usage", "attempt-2", "RECORDED"),),
+    "usage:repeated:said-again": (*_said("usage", "RECORDED"),),
     "pool:no-epoch-or-old-protocol:protocol": (_old_protocol, _set(expected_epoch=None)),
-    "pool:repeated:said-again": (*_said("pool", "P", "INTAKE_CLOSED"),),
+    "pool:repeated:said-again": (*_said("pool", "INTAKE_CLOSED"),),
     "pool:other-epoch:fenced": (_set(expected_epoch=2), _set(expected_epoch=4)),
     "pool:other-version:conflict": (_set(expected_state_version=6), _set(expected_state_version=8)),
     "pool:raise-not-above:invalid": (_set(to=3), _set(to=1)),

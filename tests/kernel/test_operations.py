@@ -398,3 +398,18 @@ def test_a_renewal_and_a_commit_of_one_owner_cost_one_version_each() -> None:
     world.ask(k.Commit, claim)
     versions = [event.state_version for event in world.events_of()]
     assert versions == list(itertools.accumulate([1] * len(versions)))
+
+
+def test_a_persons_request_id_used_for_another_task_or_another_command_is_invalid_and_not_said_again() -> None:
+    world = World()
+    world.submit(new_task("t"), new_task("u"))
+    for task_id in ("t", "u"):
+        world.person(k.Cancel, task_id)
+    assert world.person(k.Reopen, "t", request_id="r").outcome is Outcome.REOPENED
+    assert world.person(k.Reopen, "t", request_id="r").changed is False
+    answer = world.person(k.Reopen, "u", request_id="r")
+    assert type(answer) is Problem
+    assert (answer.code, answer.field) == ("INVALID", "request_id")
+    world.pool_command(k.CloseIntake, request_id="p")
+    assert type(world.pool_command(k.OpenIntake, request_id="p")) is Problem
+    assert world.pool_command(k.CloseIntake, request_id="p").changed is False

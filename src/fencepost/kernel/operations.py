@@ -153,19 +153,22 @@ def remember(c: Context, writes: WriteSet, door: str, owner: str, answer: Any) -
     writes.requests.append(Request(c.command.request_id, owner, door, c.now, answer))
 
 
-def _speaker(c: Context) -> str:
-    """Who may hear an answer again: the attempt, the claiming owner, or the person."""
+def speaker(c: Context) -> str:
+    """Who may hear an answer again: the attempt, the claiming owner, or this person about this very call."""
     if c.claim is not None:
         return str(c.claim.attempt_id)
     owner = getattr(c.command, "owner_id", None)
-    return str(owner) if owner is not None else str(getattr(c.command, "who", ""))
+    if owner is not None:
+        return str(owner)
+    about = c.command.pool if hasattr(c.command, "pool") else c.command.task_id
+    return f"{type(c.command).__name__} {about} {c.command.who}"
 
 
 def used_request(c: Context, door: str) -> Request | Problem | None:
     found = c.snapshot.requests.get(c.command.request_id)
     if found is None:
         return None
-    if found.owner != _speaker(c) or found.door != door:
+    if found.owner != speaker(c) or found.door != door:
         return Problem("INVALID", "request_id", "was used for another call; request ids are new for each call")
     return found
 
@@ -195,7 +198,7 @@ def say(
 ) -> Decision:
     """Accept, and remember the answer under its request id."""
     info = info or {}
-    remember(c, writes, door, _speaker(c), {"outcome": outcome.value, "info": info})
+    remember(c, writes, door, speaker(c), {"outcome": outcome.value, "info": info})
     return Decision(Accepted(outcome, task, info), writes)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from fencepost.kernel import commands as k
 from fencepost.kernel.fence import FOUND_POOL, Compare, Context, Guard, refuse_epoch
-from fencepost.kernel.operations import Accepted, Operation, guarded, remember, repeat_guard
+from fencepost.kernel.operations import Accepted, Operation, guarded, remember, repeat_guard, speaker
 from fencepost.kernel.outcomes import Outcome, Problem, Reason, Refusal
 from fencepost.kernel.records import LogEntry, Pool
 from fencepost.kernel.writes import Decision, Proof, WriteSet
@@ -60,7 +60,7 @@ def _write(c: Context, proof: Proof, outcome: Outcome, **fields: Any) -> Decisio
         "compared": proof.compared,
     }
     writes.log.append(LogEntry("pool", c.now, pool.name, None, "pool", outcome.value, None, None, None, detail))
-    remember(c, writes, "pool", c.command.who, {"outcome": outcome.value, "info": {}})
+    remember(c, writes, "pool", speaker(c), {"outcome": outcome.value, "info": {}})
     return Decision(Accepted(outcome, None, {"pool": pool}), writes)
 
 
