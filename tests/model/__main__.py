@@ -91,7 +91,8 @@ def main() -> int:
         return 1
     print(f"rows of the transition table seen: {len(seen)} of {len(ROWS)}; peak {megabytes():,} MB")
     for key in unseen(seen):
-        print("  not reached within these searches (the row test drives it):", *key)
+        before, after = (state.name if state else "none" for state in key[1:3])
+        print(f"  not reached within these searches (the row test drives it): {key[0]}, {before} to {after}, {key[3]}")
     return 1 if leads_on.stuck else 0
 
 
