@@ -150,6 +150,27 @@ async def test_a_set_under_another_epoch_is_lost_and_a_raise_before_it_counts(st
     assert await store.run(applying(nowhere)) == [False]
 
 
+async def test_a_set_decided_on_another_version_of_the_pool_is_lost(store: SQLiteStore) -> None:
+    a = task("a")
+    await store.run(applying(insert(a)))
+    for version, won in ((2, False), (1, True)):
+        made = replace(a, change(a, state_version=2), epoch=1)
+        made.pool_version = version
+        assert await store.run(applying(made)) == [won]
+
+
+async def test_a_statement_that_changes_too_few_records_undoes_everything(store: SQLiteStore) -> None:
+    a = task("a")
+    await store.run(applying(insert(a)))
+    await store._writer.do(
+        lambda con: con.execute("CREATE TEMP TRIGGER t BEFORE UPDATE ON task BEGIN SELECT RAISE(IGNORE); END")
+    )
+    with pytest.raises(Inconsistent, match="holds the write lock"):
+        await store.run(applying(insert(task("b")), replace(a, change(a, state_version=2))))
+    await store._writer.do(lambda con: con.execute("DROP TRIGGER t"))
+    assert set((await store.run(loading(tasks=["a", "b"]))).tasks) == {"a"}
+
+
 async def test_pools_are_written_by_version(store: SQLiteStore) -> None:
     new = writes()
     new.pool_write = (0, Pool("b", policy=Policy(max_attempts=3), intake_open=False))

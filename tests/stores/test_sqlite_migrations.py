@@ -9,8 +9,8 @@ import apsw
 import pytest
 
 from fencepost.errors import StoreRefused, Unavailable
-from fencepost.stores.sqlite import migrate, migration_status
 from fencepost.stores.schema import Migration
+from fencepost.stores.sqlite import migrate, migration_status
 from fencepost.stores.sqlite_migrations import shipped
 from tests.stores.building import applying, insert, task
 from tests.stores.conftest import Open

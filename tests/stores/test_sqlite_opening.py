@@ -32,6 +32,15 @@ async def test_a_new_file_becomes_a_store_with_the_pool_default(opened: Open, pa
     assert again.url == "sqlite:///elsewhere.db"
 
 
+async def test_a_new_store_stands_in_the_file_itself(opened: Open, path: Path) -> None:
+    """Without its WAL it must not look blank: it would be made anew, and its numbers begin again."""
+    store = await opened()
+    copy = path.with_name("copy.db")
+    # By another process: closing a descriptor of this one's own would drop SQLite's locks.
+    subprocess.run(["cp", str(path), str(copy)], check=True, timeout=20)
+    assert (await opened(copy)).store_id == store.store_id
+
+
 async def test_an_empty_file_becomes_a_store(opened: Open, path: Path) -> None:
     path.touch()
     assert (await opened()).store_id

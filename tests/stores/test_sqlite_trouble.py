@@ -172,6 +172,22 @@ async def test_a_commit_that_fails_is_unavailable_and_rolled_back(store: SQLiteS
     assert await store.run(applying(insert(task("a")))) == [True]
 
 
+async def test_a_transaction_that_could_not_be_rolled_back_is_before_the_next(store: SQLiteStore) -> None:
+    await store._writer.do(lambda con: con.execute("BEGIN IMMEDIATE; DELETE FROM pool").fetchall())
+    assert await store.run(applying(insert(task("a")))) == [True]
+    assert len(await store.pools()) == 1
+
+
+async def test_a_new_file_that_somebody_locks_is_waited_for(opened: Open, path: Path) -> None:
+    """SQLite asks no busy handler about the lock that a switch to WAL takes."""
+    apsw.Connection(str(path)).execute("PRAGMA user_version = 0")
+    outsider = Outsider(path)
+    timer = threading.Timer(0.5, outsider.release)
+    timer.start()
+    assert (await asyncio.wait_for(opened(), 20)).store_id
+    timer.join()
+
+
 async def test_a_caller_that_gave_up_does_not_stop_its_plan_or_the_next(store: SQLiteStore, path: Path) -> None:
     outsider = Outsider(path)
     waiting = asyncio.create_task(store.run(applying(insert(task("a")))))
