@@ -160,7 +160,7 @@ async def test_the_lapsed_scan_walks_over_claimed_tasks_only(store: SQLiteStore)
 STATEMENTS = {
     "rows of one lane": (ready.ROWS, 6),
     "keys of three lanes": (ready.keys_statement(3), 10),
-    "kinds": (ready.KINDS, 2),
+    "kinds": (ready.NEXT_KIND, 3),
     "queues": (ready.QUEUES, 1),
     "first priority": (ready.PRIORITY, 3),
     "next priority": (ready.NEXT_PRIORITY, 4),

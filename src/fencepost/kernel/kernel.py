@@ -18,7 +18,7 @@ from fencepost.kernel.graph import parents_of
 from fencepost.kernel.operations import Granted, Operation, guarded, refusal_entry, remember
 from fencepost.kernel.outcomes import Problem, Refusal
 from fencepost.kernel.records import Task
-from fencepost.kernel.writes import Decision, Keys, Snapshot, WriteSet, _prove
+from fencepost.kernel.writes import Decision, Keys, Proof, Snapshot, WriteSet, _prove
 
 OPERATIONS: tuple[Operation, ...] = (*tasks.OPERATIONS, *people.OPERATIONS, *pools.OPERATIONS)
 
@@ -53,8 +53,12 @@ class Kernel:
 
     def __init__(self, operations: Sequence[Operation] = OPERATIONS) -> None:
         self.operations = tuple(operations)
-        self._by_command: dict[type, tuple[Operation, int]] = {
-            operation.command: (operation, mask_of(operation.guards) | mask_of(operation.each))
+        # A door's proof is the same whoever passes: minted once, handed out by `decide` when every guard has passed.
+        self._by_command: dict[type, tuple[Operation, Proof]] = {
+            operation.command: (
+                operation,
+                _prove(operation.door, mask_of(operation.guards) | mask_of(operation.each)),
+            )
             for operation in self.operations
         }
 
@@ -86,13 +90,12 @@ class Kernel:
         guards of a claim, and is passed over in silence where one refuses it. No more is drawn from them than
         was looked at.
         """
-        operation, mask = self._by_command[type(command)]
+        operation, proof = self._by_command[type(command)]
         context = _context(snapshot, command)
         for guard in operation.guards:
             answer = guard.check(context)
             if answer is not None:
                 return _answered(context, operation, answer)
-        proof = _prove(operation.door, mask)
         if operation.each:
             return _claim_next(context, operation, guarded(context, proof), candidates)
         decision = operation.act(context, proof)
@@ -111,18 +114,19 @@ class Kernel:
         if kind is k.ClaimNext:
             keys.pools.add(command.pool)
             keys.requests.add(command.request_id)
-            request = snapshot.requests.get(command.request_id)
+            request = snapshot.requests.get(command.request_id) if snapshot.requests else None
             if request is not None:
                 keys.tasks.update(entry[0] for entry in request.answer.get("claims", ()))
             return
-        if isinstance(command, POOL_COMMANDS):
-            keys.pools.add(command.pool)
-            keys.requests.add(command.request_id)
-            return
-        if kind is k.Submit:
-            _need_tasks(command.tasks, keys)
-            return
         claim: Any = getattr(command, "claim", None)
+        if claim is None:
+            if isinstance(command, POOL_COMMANDS):
+                keys.pools.add(command.pool)
+                keys.requests.add(command.request_id)
+                return
+            if kind is k.Submit:
+                _need_tasks(command.tasks, keys)
+                return
         task_id: str = claim.task_id if claim is not None else command.task_id
         keys.tasks.add(task_id)
         if kind is not k.Commit:
@@ -190,13 +194,15 @@ def _need_tree(task_id: str, snapshot: Snapshot, keys: Keys) -> None:
 
 
 def _context(snapshot: Snapshot, command: Any) -> Context:
-    kind = type(command)
-    if kind is k.ClaimNext or isinstance(command, POOL_COMMANDS):
-        return Context(snapshot, command, snapshot.pools.get(command.pool), None)
-    if kind is k.Submit:
-        return Context(snapshot, command, None, None)
     claim = getattr(command, "claim", None)
-    task = snapshot.tasks.get(claim.task_id if claim is not None else command.task_id)
+    if claim is not None:
+        task = snapshot.tasks.get(claim.task_id)
+    elif type(command) is k.ClaimNext or isinstance(command, POOL_COMMANDS):
+        return Context(snapshot, command, snapshot.pools.get(command.pool), None)
+    elif type(command) is k.Submit:
+        return Context(snapshot, command, None, None)
+    else:
+        task = snapshot.tasks.get(command.task_id)
     return Context(snapshot, command, snapshot.pools.get(task.pool) if task is not None else None, task)
 
 
@@ -233,7 +239,7 @@ def _claim_next(context: Context, operation: Operation, writes: WriteSet, candid
                 if len(granted) == limit:
                     break
     if granted:
-        claims = [[task.task_id, task.claim_generation, task.attempt_id] for task in granted]
+        claims = tuple([(task.task_id, task.claim_generation, task.attempt_id) for task in granted])
         remember(context, writes, "claim", command.owner_id, {"claims": claims})
     return Decision(Granted(tuple(granted)), writes if writes.tasks else None)
 

@@ -185,7 +185,7 @@ def _claim_act(c: Context, proof: Proof) -> Decision:
             writes,
         )
     remember(
-        c, writes, "claim", c.command.owner_id, {"claims": [[after.task_id, after.claim_generation, after.attempt_id]]}
+        c, writes, "claim", c.command.owner_id, {"claims": ((after.task_id, after.claim_generation, after.attempt_id),)}
     )
     return Decision(Granted((after,)), writes)
 

@@ -120,33 +120,66 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 
 
-class WriteSet(msgspec.Struct):
+class WriteSet:
     """One operation: everything or nothing. Stores compare `epoch` and `pool_version` (unless None) and
-    every task's version, then write."""
+    every task's version, then write.
 
-    proof: Proof
-    pool: str
-    epoch: int | None  # the pool's, under which this was decided; None: the door compares none
-    # The pool's record that this was decided on, so that a closed intake, too, stops what was under way.
-    pool_version: int | None = None
-    tasks: list[TaskWrite] = []
-    events: list[Event] = []
-    inputs: list[tuple[str, int, Content]] = []  # (task, revision, content): replaces the task's input
-    dependencies: list[Dependency] = []
-    checkpoints: list[Checkpoint] = []  # replaces the task's checkpoint
-    drop_checkpoints: list[str] = []  # task ids
-    staged: list[Staged] = []  # insert; the same (task, generation, digest) again changes nothing
-    discard_attempts: list[tuple[str, int]] = []  # STAGED of (task, generation) → DISCARDED
-    # STAGED of task: (generation, digest) → COMMITTED, rest → DISCARDED
-    discard_rivals: list[tuple[str, int, str]] = []
-    results: list[ResultCommit] = []
-    requests: list[Request] = []
-    pool_write: tuple[int, Pool] | None = None  # (expected state_version; 0: insert, pool)
-    log: list[LogEntry] = []
+    Most operations write few kinds of rows, so the lists of the others are made when they are first asked for.
+    `made` names those that were: nothing else holds a row.
+    """
 
-    def __post_init__(self) -> None:
-        if type(self.proof) is not Proof:
+    __slots__ = (
+        "checkpoints",
+        "dependencies",
+        "discard_attempts",
+        "discard_rivals",
+        "drop_checkpoints",
+        "epoch",
+        "events",
+        "inputs",
+        "log",
+        "made",
+        "pool",
+        "pool_version",
+        "pool_write",
+        "proof",
+        "requests",
+        "results",
+        "staged",
+        "tasks",
+    )
+
+    inputs: list[tuple[str, int, Content]]  # (task, revision, content): replaces the task's input
+    dependencies: list[Dependency]
+    checkpoints: list[Checkpoint]  # replaces the task's checkpoint
+    drop_checkpoints: list[str]  # task ids
+    staged: list[Staged]  # insert; the same (task, generation, digest) again changes nothing
+    discard_attempts: list[tuple[str, int]]  # STAGED of (task, generation) → DISCARDED
+    discard_rivals: list[tuple[str, int, str]]  # STAGED of task: (generation, digest) → COMMITTED, rest → DISCARDED
+    results: list[ResultCommit]
+    requests: list[Request]
+    log: list[LogEntry]
+
+    def __init__(self, proof: Proof, pool: str, epoch: int | None, pool_version: int | None = None) -> None:
+        if type(proof) is not Proof:
             raise TypeError("a WriteSet needs the Proof of a passed fence")
+        self.proof = proof
+        self.pool = pool
+        self.epoch = epoch  # the pool's, under which this was decided; None: the door compares none
+        # The pool's record that this was decided on, so that a closed intake, too, stops what was under way.
+        self.pool_version = pool_version
+        self.tasks: list[TaskWrite] = []
+        self.events: list[Event] = []
+        self.pool_write: tuple[int, Pool] | None = None  # (expected state_version; 0: insert, pool)
+        self.made: tuple[str, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in LISTS:
+            raise AttributeError(name)
+        self.made += (name,)
+        found: list[Any] = []
+        setattr(self, name, found)
+        return found
 
     def records(self) -> list[Any]:
         """Keys of the records that this set compares and moves."""
@@ -154,6 +187,23 @@ class WriteSet(msgspec.Struct):
         if self.pool_write is not None:
             found.append(("pool", self.pool_write[1].name))
         return found
+
+
+# The lists of a WriteSet that are made on demand.
+LISTS = frozenset(
+    {
+        "checkpoints",
+        "dependencies",
+        "discard_attempts",
+        "discard_rivals",
+        "drop_checkpoints",
+        "inputs",
+        "log",
+        "requests",
+        "results",
+        "staged",
+    }
+)
 
 
 class Decision(msgspec.Struct, gc=False):

@@ -39,10 +39,13 @@ MAX_TRIES = 200
 REMEMBERED_CLAIMS = 100_000
 
 
+Lane = tuple[str, tuple[str, ...], tuple[str, ...] | None]
+
+
 class Operation:
     """A queued command, and what became of it."""
 
-    __slots__ = ("command", "decision", "error", "future", "quiet", "snapshot", "task_id", "tries")
+    __slots__ = ("command", "decision", "error", "future", "lane", "quiet", "snapshot", "task_id", "tries")
 
     def __init__(self, command: Any, future: asyncio.Future[None], quiet: bool) -> None:
         self.command = command
@@ -51,8 +54,14 @@ class Operation:
         self.decision: Decision | None = None
         self.error: Exception | None = None  # a fault in deciding it; nobody else's
         self.snapshot: Snapshot | None = None
-        claim = getattr(command, "claim", None)
-        self.task_id: str | None = claim.task_id if claim is not None else getattr(command, "task_id", None)
+        # Where claim_next looks: (pool, queues, kinds); None for every other command.
+        self.lane: Lane | None = None
+        self.task_id: str | None = None  # the record that any other command is about, where it names one
+        if type(command) is k.ClaimNext:
+            self.lane = (command.pool, command.queues, command.kinds)
+        else:
+            claim = getattr(command, "claim", None)
+            self.task_id = claim.task_id if claim is not None else getattr(command, "task_id", None)
         self.tries = 0
 
 
@@ -229,7 +238,7 @@ class Coordinator:
                 if operation.task_id in touched and operation.task_id is not None:
                     deferred.append(operation)
                     continue
-                lane = candidates.get(_lane_of(operation.command)) if type(operation.command) is k.ClaimNext else None
+                lane = candidates.get(operation.lane) if operation.lane is not None else None
                 offered = lane.untouched(touched) if lane is not None else ()
                 try:
                     decision = self.kernel.decide(snapshot, operation.command, offered)
@@ -275,7 +284,7 @@ class Coordinator:
 
     def _load(
         self, pending: Sequence[Operation], snapshot: Snapshot
-    ) -> Generator[Load | Scan | Apply, Any, dict[Any, Candidates]]:
+    ) -> Generator[Load | Scan | Apply, Any, dict[Lane, Candidates]]:
         need = self.kernel.need
         loaded = missing = Keys()
         for operation in pending:
@@ -286,13 +295,12 @@ class Coordinator:
             for operation in pending:
                 need(operation.command, snapshot, keys)
             missing = _subtract(keys, loaded)
-        wanted: dict[Any, int] = {}
+        wanted: dict[Lane, int] = {}
         for operation in pending:
-            command = operation.command
-            if type(command) is k.ClaimNext:
-                lane = _lane_of(command)
-                wanted[lane] = wanted.get(lane, 0) + len(command.attempt_ids)
-        found: dict[Any, Candidates] = {}
+            lane = operation.lane
+            if lane is not None:
+                wanted[lane] = wanted.get(lane, 0) + len(operation.command.attempt_ids)
+        found: dict[Lane, Candidates] = {}
         for lane, limit in wanted.items():
             pool_name, queues, kinds = lane
             pool = snapshot.pools.get(pool_name)
@@ -461,10 +469,6 @@ class Coordinator:
         self._wakeups.close()
         await self._refusals.close()
         await self.store.close()
-
-
-def _lane_of(command: k.ClaimNext) -> tuple[str, tuple[str, ...], tuple[str, ...] | None]:
-    return (command.pool, command.queues, command.kinds)
 
 
 def _reads_moved(operation: Operation, touched: set[Any]) -> bool:

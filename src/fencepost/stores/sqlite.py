@@ -25,7 +25,7 @@ from fencepost.stores import sqlite_views as views
 from fencepost.stores.base import Load, Numbered, Plan, Scan, StoreCapabilities, TaskFilter, TaskHistory
 from fencepost.stores.schema import Migration, MigrationState
 from fencepost.stores.sqlite_threads import Lane
-from fencepost.stores.sqlite_transaction import Transaction
+from fencepost.stores.sqlite_transaction import Standing, Transaction
 
 T = TypeVar("T")
 
@@ -69,8 +69,10 @@ class SQLiteStore:
         self._clock = store_clock
         self._pid = os.getpid()
         self._damage: str | None = None
+        self._standing = Standing()  # belongs to the writer's thread
         self._watch: file.FileWatch | None = None
-        self._writer = Lane("fencepost-sqlite-writer", partial(file.connect, path), file.Patience(wait))
+        self._patience = file.Patience(wait)
+        self._writer = Lane("fencepost-sqlite-writer", partial(file.connect, path), self._patience)
         self._reader = Lane("fencepost-sqlite-reader", self._connect_reader, file.Patience(wait))
 
     @classmethod
@@ -134,11 +136,13 @@ class SQLiteStore:
             step = next(plan)
         except StopIteration as stop:
             return stop.value
-        transaction = Transaction(con, self._clock.now)
+        transaction = Transaction(con, self._clock.now, self._standing)
         try:
             self._look_at_file(con)
+            self._patience.waited = False
             transaction.begin()
-            self._check_file()
+            if self._patience.waited:
+                self._check_file()
             while True:
                 kind = type(step)
                 answer: Any = None

@@ -143,9 +143,11 @@ class Patience:
     def __init__(self, wait: float) -> None:
         self.wait = wait
         self.asked = elapsed()
+        self.waited = False  # set once it was asked for patience; whoever wants to know clears it beforehand
         self._until = 0.0
 
     def __call__(self, calls: int) -> bool:
+        self.waited = True
         if calls == 0:
             now = elapsed()
             self._until = max(self.asked + self.wait, now + min(self.wait, LEAST_WAIT))
@@ -231,7 +233,8 @@ class FileWatch:
         """`con` has the database open, and is outside a transaction."""
         self.path = path
         self._paths = (path, path + "-wal", path + "-shm")
-        self._opened = tuple((found.st_dev, found.st_ino) for found in map(self._stat, self._paths))
+        looks = [(path, self._stat(path)) for path in self._paths]
+        self._opened = [(path, found.st_dev, found.st_ino) for path, found in looks]
         self._page_size = int(con.pragma("page_size"))
         self._wal_size = 0
         self._check_wal(con)
@@ -253,11 +256,11 @@ class FileWatch:
         self._wal_size = wal_size
 
     def check(self) -> list[int]:
-        """Once more inside it, since the files may have moved while it waited for its turn. Their sizes."""
+        """Once more inside it where it waited for its turn, since the files may have moved meanwhile. Their sizes."""
         sizes = []
-        for path, opened in zip(self._paths, self._opened, strict=True):
+        for path, device, inode in self._opened:
             found = self._stat(path)
-            if (found.st_dev, found.st_ino) != opened:
+            if found.st_ino != inode or found.st_dev != device:
                 raise Unavailable(f"{path} was replaced while it was open; nothing was written; connect again")
             sizes.append(found.st_size)
         if sizes[2] < SHM_REGION:  # touching it would end the process (SIGBUS)

@@ -46,15 +46,10 @@ WITH RECURSIVE q(queue) AS (
 )
 SELECT queue FROM q WHERE queue IS NOT NULL"""
 
-KINDS = f"""
-WITH RECURSIVE k(kind) AS (
-    SELECT (SELECT t.kind FROM {_READY} AND t.queue = ?2 ORDER BY t.kind LIMIT 1)
-    UNION ALL
-    SELECT (SELECT t.kind FROM {_READY} AND t.queue = ?2 AND t.kind > k.kind ORDER BY t.kind LIMIT 1)
-    FROM k WHERE k.kind IS NOT NULL
+# The kinds of a queue one after the other, each with its lowest priority.
+NEXT_KIND = (
+    f"SELECT t.kind, t.priority FROM {_READY} AND t.queue = ?2 AND t.kind > ?3 ORDER BY t.kind, t.priority LIMIT 1"
 )
-SELECT kind FROM k WHERE kind IS NOT NULL"""
-
 PRIORITY = f"SELECT t.priority FROM {_READY} AND t.queue = ?2 AND t.kind = ?3 ORDER BY t.priority LIMIT 1"
 NEXT_PRIORITY = (
     f"SELECT t.priority FROM {_READY} AND t.queue = ?2 AND t.kind = ?3 AND t.priority > ?4 ORDER BY t.priority LIMIT 1"
@@ -69,10 +64,16 @@ def ready_rows(
         queues = [row[0] for row in execute(QUEUES, (pool,))]
     heads: list[tuple[int, str, str]] = []
     for queue in dict.fromkeys(queues):
-        served = (row[0] for row in execute(KINDS, (pool, queue))) if kinds is None else dict.fromkeys(kinds)
-        for kind in list(served):
-            for (priority,) in execute(PRIORITY, (pool, queue, kind)):
+        if kinds is None:
+            row: Any = execute(NEXT_KIND, (pool, queue, "")).fetchone()
+            while row is not None:
+                kind, priority = row
                 heads.append((priority, queue, kind))
+                row = execute(NEXT_KIND, (pool, queue, kind)).fetchone()
+        else:
+            for kind in dict.fromkeys(kinds):
+                for (priority,) in execute(PRIORITY, (pool, queue, kind)):
+                    heads.append((priority, queue, kind))
     found: list[tuple[Any, ...]] = []
     while heads:
         lowest = min(heads)[0]

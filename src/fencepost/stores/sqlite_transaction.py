@@ -95,10 +95,14 @@ LOAD_TASK = f"SELECT {_TASK} FROM task t WHERE t.task_id = ?1"
 LOAD_TASKS = f"SELECT {_TASK} {_CHOSEN} task t ON t.task_id = c.value"
 LOAD_VERSIONS = f"SELECT t.task_id, t.state_version {_CHOSEN} task t ON t.task_id = c.value"
 LOAD_POOL = f"SELECT {listed(codec.POOL_COLUMNS)} FROM pool WHERE name = ?"
+_REQUEST_BUCKETS = ", ".join(f"?{i + 2}" for i in range(REQUEST_BUCKETS))
+LOAD_REQUEST = (
+    f"SELECT {listed(codec.REQUEST_COLUMNS, 'r.')} FROM request r "
+    f"WHERE r.bucket IN ({_REQUEST_BUCKETS}) AND r.request_id = ?1 AND r.at >= ?{REQUEST_BUCKETS + 2}"
+)
 LOAD_REQUESTS = (
     f"SELECT {listed(codec.REQUEST_COLUMNS, 'r.')} {_CHOSEN} request r "
-    f"ON r.bucket IN ({', '.join(f'?{i + 2}' for i in range(REQUEST_BUCKETS))}) AND r.request_id = c.value "
-    f"WHERE r.at >= ?{REQUEST_BUCKETS + 2}"
+    f"ON r.bucket IN ({_REQUEST_BUCKETS}) AND r.request_id = c.value WHERE r.at >= ?{REQUEST_BUCKETS + 2}"
 )
 LOAD_RESULTS = f"SELECT {listed(codec.RESULT_COLUMNS, 'r.')} {_CHOSEN} result r ON r.task_id = c.value"
 LOAD_INPUTS = f"SELECT i.task_id, i.data, i.digest, i.is_binary {_CHOSEN} input i ON i.task_id = c.value"
@@ -119,36 +123,64 @@ WHERE t.pool = ?1 AND t.state = 2 AND t.state < 3 AND (t.lease_expires_at <= ?2 
 ORDER BY t.priority, t.available_at, t.task_id LIMIT ?4"""
 
 
+class Standing:
+    """What one connection's last transaction left behind of the two tables that every transaction reads.
+
+    SQLite counts the database's changes, whoever makes them: while `version` is the count inside a later
+    transaction, nobody has written since, and these are the rows as they stand.
+    """
+
+    __slots__ = ("at", "con", "number", "pools", "version")
+
+    def __init__(self) -> None:
+        self.con: apsw.Connection | None = None  # whose count it is; None: nothing is known
+        self.version = 0
+        self.at = 0
+        self.number = 0
+        self.pools: dict[str, Pool] = {}
+
+
 class Transaction:
     """Begin, answer the plan's requests, commit or roll back. Used once, by the thread that owns `con`."""
 
-    def __init__(self, con: apsw.Connection, tick: Callable[[int], int]) -> None:
+    def __init__(self, con: apsw.Connection, tick: Callable[[int], int], standing: Standing | None = None) -> None:
         self.con = con
         self._execute = con.execute
         self._tick = tick
+        self._standing = Standing() if standing is None else standing
         self.now = 0
         self.wrote = False
+        self._stored = 0
         self._number = 0
         self._versions: dict[str, int] = {}  # of tasks, as this transaction has read or written them; 0: none
-        self._pools: dict[str, Pool | None] = {}
+        self._pools: dict[str, Pool] = {}
 
     def begin(self) -> None:
-        if self.con.in_transaction:  # a rollback that failed, with the disk
+        con, standing = self.con, self._standing
+        if con.in_transaction:  # a rollback that failed, with the disk
             self._execute("ROLLBACK")
         self._execute("BEGIN IMMEDIATE")
-        row: Any = self._execute("SELECT at, number FROM clock WHERE id = 1").fetchone()
-        if row is None:
-            raise Inconsistent("the row of the store's clock is gone; restore the file from a backup")
-        stored, self._number = row
-        self.now = self._tick(stored)
+        if standing.con is con and standing.version == con.data_version():
+            self._stored, self._number, self._pools = standing.at, standing.number, standing.pools
+        else:
+            row: Any = self._execute("SELECT at, number FROM clock WHERE id = 1").fetchone()
+            if row is None:
+                raise Inconsistent("the row of the store's clock is gone; restore the file from a backup")
+            self._stored, self._number = row
+        standing.con = None  # until this one has ended well
+        self.now = self._tick(self._stored)
 
     def commit(self) -> None:
+        standing = self._standing
         if self.wrote:
             self._execute("UPDATE clock SET at = ?, number = ? WHERE id = 1", (self.now, self._number))
+            self._stored = self.now
         try:
             self._execute("COMMIT")
         except apsw.ConstraintError as error:
             raise Unavailable(f"the commit was refused, and nothing was written: {error}") from error
+        standing.at, standing.number, standing.pools = self._stored, self._number, self._pools
+        standing.con, standing.version = self.con, self.con.data_version()
 
     def rollback(self) -> None:
         if self.con.in_transaction:  # a full disk, say, has rolled back already
@@ -167,9 +199,12 @@ class Transaction:
             self._load_tasks(keys.tasks, into.tasks)
         if keys.requests:
             bucket = self.now // REQUEST_BUCKET_US
-            buckets = [bucket - back for back in range(REQUEST_BUCKETS)]
-            chosen = apsw.carray(tuple(keys.requests))
-            for row in execute(LOAD_REQUESTS, (chosen, *buckets, self.now - REQUEST_RETENTION_US)):
+            bounds = (*range(bucket - REQUEST_BUCKETS + 1, bucket + 1), self.now - REQUEST_RETENTION_US)
+            if len(keys.requests) == 1:
+                rows = execute(LOAD_REQUEST, (*keys.requests, *bounds))
+            else:
+                rows = execute(LOAD_REQUESTS, (apsw.carray(tuple(keys.requests)), *bounds))
+            for row in rows:
                 into.requests[row[0]] = codec.request(row)
         if keys.results:
             for row in execute(LOAD_RESULTS, (apsw.carray(tuple(keys.results)),)):
@@ -191,10 +226,11 @@ class Transaction:
                 into.starts[(task_id, generation)] = codec.event(row)
 
     def _pool(self, name: str) -> Pool | None:
-        if name in self._pools:
-            return self._pools[name]
-        row = self._execute(LOAD_POOL, (name,)).fetchone()
-        pool = self._pools[name] = None if row is None else codec.pool(row)
+        pool = self._pools.get(name)
+        if pool is None:
+            row = self._execute(LOAD_POOL, (name,)).fetchone()
+            if row is not None:
+                pool = self._pools[name] = codec.pool(row)
         return pool
 
     def _load_tasks(self, wanted: set[str], into: dict[str, Task]) -> None:
@@ -318,29 +354,10 @@ class _Batch:
             elif family != "compare":
                 self.updates[family] = [(*_FAMILIES[family].row(task), expected)]
         self.events += writes.events
-        for request in writes.requests:
-            self.requests.append((request.at // REQUEST_BUCKET_US, *codec.request_row(request)))
-        for result in writes.results:
-            self.results.append(codec.result_row(result))
-        for task_id, generation, digest in writes.discard_rivals:
-            self.rivals[task_id] = (generation, digest)
-        if writes.log:
-            self.log += writes.log
-        if writes.inputs:
-            self._extend(PUT_INPUT, (codec.input_row(*entry) for entry in writes.inputs))
-        if writes.dependencies:
-            rows = ((d.task_id, d.parent_id, position) for position, d in enumerate(writes.dependencies))
-            self._extend(INSERT_DEPENDENCY, rows)
-        if writes.checkpoints:
-            self._extend(PUT_CHECKPOINT, map(codec.checkpoint_row, writes.checkpoints))
-        if writes.drop_checkpoints:
-            self._extend(DROP_CHECKPOINT, ((task_id,) for task_id in writes.drop_checkpoints))
-        if writes.staged:
-            self._extend(INSERT_STAGED, map(codec.staged_row, writes.staged))
-        if writes.discard_attempts:
-            self._extend(DISCARD_ATTEMPT, writes.discard_attempts)
         if writes.pool_write is not None:
             self.pools.append(writes.pool_write)
+        for name in writes.made:
+            _ADD[name](self, getattr(writes, name))
 
     def _extend(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
         self.rows.setdefault(statement, []).extend(rows)
@@ -384,6 +401,31 @@ class _Batch:
 
     def _settle_rivals(self, con: apsw.Connection) -> None:
         """Few tasks have staged anything: one statement asks for them all."""
+        if len(self.rivals) == 1:
+            [(task_id, rival)] = self.rivals.items()
+            con.execute(DISCARD_RIVALS, (*rival, task_id))
+            return
         staged: Any = con.execute(WITH_STAGED, (apsw.carray(tuple(self.rivals)),))
         for task_id in [row[0] for row in staged]:
             con.execute(DISCARD_RIVALS, (*self.rivals[task_id], task_id))
+
+
+# By the name of a write set's list: how its members become rows of a batch.
+_ADD: dict[str, Callable[[_Batch, list[Any]], None]] = {
+    "checkpoints": lambda batch, found: batch._extend(PUT_CHECKPOINT, map(codec.checkpoint_row, found)),
+    "dependencies": lambda batch, found: batch._extend(
+        INSERT_DEPENDENCY, ((d.task_id, d.parent_id, position) for position, d in enumerate(found))
+    ),
+    "discard_attempts": lambda batch, found: batch._extend(DISCARD_ATTEMPT, found),
+    "discard_rivals": lambda batch, found: batch.rivals.update(
+        (task_id, (generation, digest)) for task_id, generation, digest in found
+    ),
+    "drop_checkpoints": lambda batch, found: batch._extend(DROP_CHECKPOINT, ((task_id,) for task_id in found)),
+    "inputs": lambda batch, found: batch._extend(PUT_INPUT, (codec.input_row(*entry) for entry in found)),
+    "log": lambda batch, found: batch.log.extend(found),
+    "requests": lambda batch, found: batch.requests.extend(
+        (request.at // REQUEST_BUCKET_US, *codec.request_row(request)) for request in found
+    ),
+    "results": lambda batch, found: batch.results.extend(map(codec.result_row, found)),
+    "staged": lambda batch, found: batch._extend(INSERT_STAGED, map(codec.staged_row, found)),
+}
