@@ -120,6 +120,7 @@ async def kill_in_a_storm(stage: Stage, kills: int, seed: int) -> None:
         await asyncio.sleep(dice.uniform(0.0, 0.15))
         codes = [await program.kill() for program in storm]
         assert codes == [-9, -9]
+        stage.advance(61.0)  # past the leases that the dead leave behind
         for program in storm:
             for said in program.seen:
                 if said["did"] == "committed":

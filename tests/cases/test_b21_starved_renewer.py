@@ -33,7 +33,9 @@ async def kept_through(stage: Stage, kind: str, *, tasks: int, seconds: float, t
         each.signal(signal.SIGTERM)
         assert await each.ended() == 0
     status = await client.report("status")
-    assert status["renew"]["renewed"] >= tasks * 2 and status["renew"]["refused"] == 0
+    assert status["renew"]["renewed"] >= tasks * 2
+    # A beat may meet the task's own commit, and be told ENDED; nothing else refuses one.
+    assert all(reason.startswith("ENDED") for reason in status["renew"]["by_reason"]), status["renew"]
     await stage.audit()
 
 
