@@ -27,7 +27,7 @@ async def raise_in_the_middle(stage: Stage, rounds: int) -> dict[str, int]:
     for crowd in crowds:
         await crowd.reaches("connected")
     marks = []
-    accepted = 0
+    accepted = held = 0
     for n in range(rounds):
         for crowd in crowds:
             await crowd.reaches("at work")
@@ -45,12 +45,15 @@ async def raise_in_the_middle(stage: Stage, rounds: int) -> dict[str, int]:
             crowd.tell("adopt")
         for said in await asyncio.gather(*(crowd.reaches("adopted") for crowd in crowds)):
             assert said["epochs"] == [n + 2]
+            assert said["through"] == [], f"a claim of the old epoch got through under the new one: {said['through']}"
+            held += said["held"]
     for crowd in crowds:
         await crowd.kill()
     late = await events_of_an_older_epoch(stage, marks)
     assert late == []
     await stage.audit()
-    return {"accepted": accepted}
+    assert held > rounds, "hardly anybody was in the middle of something"
+    return {"accepted": accepted, "held": held}
 
 
 async def last_event(client: Client) -> int:

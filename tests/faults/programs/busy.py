@@ -18,19 +18,21 @@ from fencepost.wire import Claim, NewTask, Refused
 from tests.faults.programs.speech import die_with_parent, listen, say
 
 
-async def busy(client: Client, owner: str, dice: random.Random, accepted: list[int]) -> None:
-    """Returns once it is told that its epoch is over."""
+async def busy(client: Client, owner: str, dice: random.Random, accepted: list[int]) -> Claim | None:
+    """Returns once it is told that its epoch is over, with the claim that it held at that moment."""
     while True:
         found = await client.claim_next(owner=owner, ttl=30.0)
         if isinstance(found, Refused):
-            return expect_epoch(found)
+            expect_epoch(found)
+            return None
         for claim in found:
             accepted[0] += 1
             steps = ["renew", "checkpoint", dice.choice(["release", "commit", "fail"])]
             for step in steps:
                 answer = await one(client, step, claim)
                 if isinstance(answer, Refused):
-                    return expect_epoch(answer)
+                    expect_epoch(answer)
+                    return claim
                 accepted[0] += 1
 
 
@@ -103,12 +105,15 @@ async def main(url: str, how_many: str, seed: str) -> None:
         while accepted[0] < 2 * len(clients) and not all(task.done() for task in round_):
             await asyncio.sleep(0.001)
         say("at work", accepted=accepted[0])
-        await asyncio.gather(*round_)
+        held = await asyncio.gather(*round_)
         say("refused", accepted=accepted[0], through=await stay_refused(veteran, found[0]))
         await adopt.wait()
         adopt.clear()
         epochs = [await client.adopt_epoch() for client in clients]
-        say("adopted", epochs=sorted(set(epochs)))
+        # What the old epoch granted is over, whatever number is presented now.
+        late = [await client.commit(claim, "late") for client, claim in zip(clients, held, strict=True) if claim]
+        through = [str(answer) for answer in late if not (isinstance(answer, Refused) and answer.outcome == "FENCED")]
+        say("adopted", epochs=sorted(set(epochs)), held=len(late), through=through)
 
 
 if __name__ == "__main__":
