@@ -20,7 +20,7 @@ import pytest_asyncio
 import fencepost
 from fencepost import wire
 from fencepost.client.client import Client
-from fencepost.service.audit import AuditReport
+from fencepost.service.audit_report import AuditReport
 from fencepost.wire import Claim, NewTask
 
 ROOT = Path(__file__).resolve().parents[2]

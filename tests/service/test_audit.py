@@ -16,7 +16,8 @@ from fencepost.kernel import commands as k
 from fencepost.kernel.fence import DOORS
 from fencepost.kernel.kernel import Kernel, mask_of
 from fencepost.kernel.records import Task
-from fencepost.service.audit import CHECKS, AuditReport, audit
+from fencepost.service.audit import audit
+from fencepost.service.audit_report import CHECKS, AuditReport
 from fencepost.service.coverage import OTHER
 from fencepost.stores.base import Store, TaskFilter
 from fencepost.stores.memory import MemoryStore

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-import fencepost
-import fencepost.sync
+from fencepost import sync
 from fencepost.demo import documents
 from fencepost.demo.documents import Document, Findings
 from fencepost.demo.processes import PATIENCE, Cast, Line, NotAsExpected
 from fencepost.demo.usual_queue import UsualQueue
+from fencepost.wire import NewTask, Refused
 
 NAMES = ("A", "B", "C")
 CHOSEN = "doc-000"  # the longest document; `documents.copy` puts it first
@@ -113,12 +113,12 @@ class FencepostStage:
 
     def __init__(self, folder: Path) -> None:
         self.where = f"sqlite:///{folder / 'fencepost.db'}"
-        self._client = fencepost.sync.connect(self.where)
+        self._client = sync.connect(self.where)
 
     def put(self, tasks: dict[str, Document]) -> None:
         self._client.submit_many(
             [
-                fencepost.NewTask(
+                NewTask(
                     documents.plain(document),
                     task_id=task_id,
                     kind="read",
@@ -137,7 +137,7 @@ class FencepostStage:
 
     def _await_result(self, task_id: str) -> Any:
         result = self._client.result(task_id, wait=PATIENCE)
-        if isinstance(result, fencepost.Refused):
+        if isinstance(result, Refused):
             raise NotAsExpected(f"{task_id} has no result after {PATIENCE:.0f} s: {result.outcome}")
         return result
 

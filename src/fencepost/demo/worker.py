@@ -16,12 +16,16 @@ import time
 from typing import Any
 
 import msgspec
+from fencepost.connect import connect
 
-import fencepost
+from fencepost.app import App
+from fencepost.client.attempt import Attempt
+from fencepost.client.worker import Worker
 from fencepost.demo import documents
 from fencepost.demo.documents import Document, Findings, Reading
 from fencepost.demo.processes import Line
 from fencepost.demo.usual_queue import UsualQueue
+from fencepost.wire import Claim
 
 LEASE = 2.5  # seconds; a document takes longer than that, so that it has to be renewed
 HEARTBEAT_AT = (30, 60)  # per cent of a document, for the usual queue: about every second, as the lease asks for
@@ -86,11 +90,11 @@ def work_on_the_usual_queue(prompter: Prompter, where: str) -> None:
 
 
 async def work_on_fencepost(prompter: Prompter, where: str) -> None:
-    app = fencepost.App()
-    client = await fencepost.connect(where)
+    app = App()
+    client = await connect(where)
     insisting: set[asyncio.Task[None]] = set()
 
-    async def read(claim: fencepost.Claim, document: Document) -> Findings:
+    async def read(claim: Claim, document: Document) -> Findings:
         prompter.say("claimed", claim.task_id, claim.generation)
         reading = Reading(document)
         for percent, seconds in reading.pieces():
@@ -98,7 +102,7 @@ async def work_on_fencepost(prompter: Prompter, where: str) -> None:
             prompter.say("read", claim.task_id, claim.generation, percent)
         return reading.findings(prompter.name)
 
-    async def insist(claim: fencepost.Claim, work: asyncio.Task[Findings]) -> None:
+    async def insist(claim: Claim, work: asyncio.Task[Findings]) -> None:
         """Finish what the worker withdrew, and commit it by hand."""
         answer = await client.commit(claim, documents.plain(await work))
         outcome, reason = str(answer.outcome), str(answer.reason)
@@ -107,7 +111,7 @@ async def work_on_fencepost(prompter: Prompter, where: str) -> None:
     # The shipped worker cancels a handler whose lease is over, and would leave it at that. This handler reads on and
     # commits all the same, as code does that hangs in a library: what counts must not depend on its good manners.
     @app.task("read", ttl=LEASE)
-    async def handler(attempt: fencepost.Attempt, document: Document) -> Findings:
+    async def handler(attempt: Attempt, document: Document) -> Findings:
         work = asyncio.create_task(read(attempt.claim, document))
         try:
             return await asyncio.shield(work)
@@ -119,7 +123,7 @@ async def work_on_fencepost(prompter: Prompter, where: str) -> None:
 
     prompter.wait_for_go()
     async with client:
-        await fencepost.Worker(client, app, owner=prompter.name, concurrency=1).run()
+        await Worker(client, app, owner=prompter.name, concurrency=1).run()
 
 
 def die_with(parent: int) -> None:
