@@ -57,6 +57,11 @@ class Wakeups:
         self._waiters: dict[Waiter, None] = {}  # in order of arrival
         self._poller: asyncio.Task[None] | None = None
 
+    @property
+    def anybody(self) -> bool:
+        """Whether anybody waits at all."""
+        return bool(self._waiters)
+
     def ready(self, task: Task) -> None:
         """Wake the first waiter that wants `task`, and only that one."""
         for waiter in self._waiters:
