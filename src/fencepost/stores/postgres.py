@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 import asyncpg
 
 from fencepost.errors import StoreRefused
-from fencepost.kernel.records import READY, Pool, ResultCommit, Task
+from fencepost.kernel.records import READY, LogEntry, Pool, ResultCommit, Task
+from fencepost.kernel.writes import WriteSet
 from fencepost.stores import postgres_migrations as migrations
 from fencepost.stores import postgres_prune as pruning
 from fencepost.stores import postgres_views as views
 from fencepost.stores.base import Apply, Load, Numbered, Plan, Scan, StoreCapabilities, TaskFilter, TaskHistory
-from fencepost.stores.postgres_apply import apply_fast, apply_general, apply_log, is_fast
+from fencepost.stores.postgres_apply import apply_any, apply_log
 from fencepost.stores.postgres_connections import (
     BROKEN,
     LOST_AGAINST_OTHERS,
@@ -34,6 +35,7 @@ from fencepost.stores.postgres_connections import (
 )
 from fencepost.stores.postgres_feed import Feed
 from fencepost.stores.postgres_load import CLOCK, Reading
+from fencepost.stores.postgres_swift import MOST_GROUPS, Group, apply_swift, sort
 from fencepost.stores.postgres_wakeups import Listener, Notifier
 from fencepost.stores.schema import Migration, MigrationState
 
@@ -150,28 +152,33 @@ class PostgresStore:
             tries += 1
 
     async def _apply(self, con: Connection, step: Apply) -> list[bool]:
-        sets, log, base = step.sets, step.log, self._feed.base
+        sets, base = step.sets, self._feed.base
+        log: Sequence[LogEntry] = step.log
         if not sets:
             if log:
                 await self._again(con, apply_log, log, base)
             return []
-        if any(writes.pool_write is not None for writes in sets):
-            fast, general = [], list(sets)
-        else:
-            fast = [writes for writes in sets if is_fast(writes)]
-            general = [writes for writes in sets if not is_fast(writes)] if len(fast) < len(sets) else []
+        groups: list[Group] = []
+        others: Sequence[WriteSet] = sets
+        if not any(writes.pool_write is not None for writes in sets):  # which the sets after it are compared with
+            groups, others = sort(sets)
         won: set[int] = set()
-        if fast:
+        for start in range(0, len(groups), MOST_GROUPS):
+            some = groups[start : start + MOST_GROUPS]
             try:
-                ids = await self._again(con, apply_fast, fast, () if general else log, base)
-                won.update(id(writes) for writes in fast if writes.tasks[0].task.task_id in ids)
+                found = await self._again(con, apply_swift, some, log, base)
             except asyncpg.UniqueViolationError as error:
                 if error.table_name != "request":
                     raise
-                general = [*fast, *general]
-        if general:
-            standing = await self._again(con, self._general, general, log, base)
-            won.update(id(writes) for writes, stands in zip(general, standing, strict=True) if stands)
+                others = [*(writes for group in some for writes in group.sets), *others]
+            else:
+                won.update(map(id, found))
+                log = ()
+        if others:
+            standing = await self._again(con, apply_any, others, log, base)
+            won.update(id(writes) for writes, stands in zip(others, standing, strict=True) if stands)
+        elif log:
+            await self._again(con, apply_log, log, base)
         answer = [id(writes) in won for writes in sets]
         if any(
             stands and any(write.task.state == READY for write in writes.tasks)
@@ -179,9 +186,6 @@ class PostgresStore:
         ):
             self._notifier.poke()
         return answer
-
-    async def _general(self, con: Connection, sets: Any, log: Any, base: int) -> list[bool]:
-        return await apply_general(con, sets, log, base)
 
     # read side ----------------------------------------------------------------------------------
 

@@ -1,9 +1,6 @@
-"""Apply on PostgreSQL: many write sets as few statements, each of them a batch of arrays.
-
-A set that moves one existing task, which is nearly every one, goes into a single autocommit statement with all its
-like: an UPDATE guarded by the version of each task, and by the pool's record under a shared lock (which a raise waits
-for); everything else is inserted from what that UPDATE returns. All other sets go through one transaction that locks
-the records, compares them here, and writes what stands.
+"""Apply on PostgreSQL, for any write sets: one transaction that locks the records, compares them here, and writes what
+stands, each table with one statement. What nearly every set is (a claim, a renewal, a commit of one task) has a faster
+way: see postgres_swift.
 
 Journal numbers: see the migration that makes the table `event`. The places within one transaction are dealt out in
 ranges, so that no statement's text depends on how much another one writes.
@@ -11,56 +8,32 @@ ranges, so that no statement's text depends on how much another one writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import Any
 
 from fencepost.kernel.records import LogEntry, StagedState, Task
-from fencepost.kernel.writes import FAMILIES, WriteSet
+from fencepost.kernel.writes import WriteSet
 from fencepost.stores import codec
 from fencepost.stores.base import REQUEST_BUCKET_US
 from fencepost.stores.postgres_connections import Connection
-from fencepost.stores.postgres_rows import Arrays, listed, type_of
+from fencepost.stores.postgres_rows import Arrays, listed
 
 NUMBER_BITS = 20
-_RANGE = 1 << (NUMBER_BITS - 2)
-_EARLIER, _EVENTS, _LOG, _FREE_LOG = 0, _RANGE, 2 * _RANGE, 3 * _RANGE
+_RANGE = 1 << (NUMBER_BITS - 1)
+EVENTS, LOG, FREE_LOG = 0, _RANGE, _RANGE + _RANGE // 2
 
-# The columns that the fast path changes: what claim, renew and commit change, or all that ever changes.
-LEAN: tuple[str, ...] = tuple(dict.fromkeys(column for family in FAMILIES.values() for column in family))
 # No door moves `pruned_to_version`; a prune does, and what was decided before it must not set it back.
-FULL: tuple[str, ...] = tuple(c for c in codec.TASK_COLUMNS[1:] if c != "pruned_to_version")
-_lean_row: Callable[[Task], tuple[Any, ...]] = attrgetter(*LEAN)
-_full_row: Callable[[Task], tuple[Any, ...]] = attrgetter(*FULL)
-
-_GUARD = ("task_id", "expected", "pool_of", "epoch", "pool_version")
-_REQUEST = ("bucket", *codec.REQUEST_COLUMNS)
-_DEPENDENCY = ("task_id", "parent_id", "position")
-_NO_REQUEST = (None,) * len(_REQUEST)
-_NO_RESULT = (None,) * len(codec.RESULT_COLUMNS)
-_NOTHING_STAGED = (None, None, None)  # discarded generation; committed generation and digest, of which all others fall
+CHANGED: tuple[str, ...] = tuple(c for c in codec.TASK_COLUMNS[1:] if c != "pruned_to_version")
+REQUEST = ("bucket", *codec.REQUEST_COLUMNS)
+DEPENDENCY = ("task_id", "parent_id", "position")
 
 
-def _number(base: str) -> str:
+def numbering(base: str) -> str:
     return f"n AS MATERIALIZED (SELECT {base} + (pg_current_xact_id()::text::bigint << {NUMBER_BITS}) AS base)"
 
 
-def is_fast(writes: WriteSet) -> bool:
-    """The set moves exactly one task that exists, and no pool."""
-    if len(writes.tasks) != 1 or writes.pool_write is not None or writes.dependencies or not writes.events:
-        return False
-    if len(writes.requests) > 1 or len(writes.results) > 1:
-        return False
-    write = writes.tasks[0]
-    if write.expected_version == 0 or write.family == "compare":
-        return False
-    staged = (*writes.discard_attempts, *writes.discard_rivals)
-    return len(staged) <= 1 or (len(writes.discard_attempts) == 1 == len(writes.discard_rivals))
-
-
 class Rows:
-    """What write sets write beside tasks and pools, table by table. Each row begins with the task that it is about,
-    but for requests and log entries, which have it in front."""
+    """What write sets write beside tasks and pools, table by table."""
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
@@ -77,221 +50,115 @@ class Rows:
 
     def add(self, writes: WriteSet) -> None:
         self.events.extend(codec.event_row(0, event)[1:] for event in writes.events)
-        self.results.extend(map(codec.result_row, writes.results))
-        self.requests.extend((r.at // REQUEST_BUCKET_US, *codec.request_row(r)) for r in writes.requests)
-        for position, dependency in enumerate(writes.dependencies):
-            self.dependencies.append((dependency.task_id, dependency.parent_id, position))
-        self.discarded.extend(writes.discard_attempts)
-        self.rivals.extend(writes.discard_rivals)
-        self.add_bodies(writes, "")
+        for name in writes.made:
+            found = getattr(writes, name)
+            match name:
+                case "results":
+                    self.results.extend(map(codec.result_row, found))
+                case "requests":
+                    self.requests.extend((r.at // REQUEST_BUCKET_US, *codec.request_row(r)) for r in found)
+                case "log":
+                    self.log.extend(codec.log_row(0, entry)[1:] for entry in found)
+                case "dependencies":
+                    self.dependencies.extend((d.task_id, d.parent_id, place) for place, d in enumerate(found))
+                case "discard_attempts":
+                    self.discarded.extend(found)
+                case "discard_rivals":
+                    self.rivals.extend(found)
+                case "checkpoints":
+                    self.checkpoints.extend(map(codec.checkpoint_row, found))
+                case "drop_checkpoints":
+                    self.dropped.extend((task_id,) for task_id in found)
+                case "staged":
+                    self.staged.extend(map(codec.staged_row, found))
+                case "inputs":
+                    self.inputs.extend(codec.input_row(*entry) for entry in found)
+                case _:
+                    raise AssertionError(f"this store does not know how to write {name}")
 
-    def add_bodies(self, writes: WriteSet, key: str) -> None:
-        """What few sets have. `key`: the task whose version decides on the log entries, too."""
-        if writes.log:
-            self.log.extend((key, *codec.log_row(0, entry)[1:]) for entry in writes.log)
-        if writes.checkpoints:
-            self.checkpoints.extend(map(codec.checkpoint_row, writes.checkpoints))
-        if writes.drop_checkpoints:
-            self.dropped.extend((task_id,) for task_id in writes.drop_checkpoints)
-        if writes.staged:
-            self.staged.extend(map(codec.staged_row, writes.staged))
-        if writes.inputs:
-            self.inputs.extend(codec.input_row(*entry) for entry in writes.inputs)
-
-    def statements(self, arrays: Arrays, only: str, only_key: str, events_from: int) -> list[str]:
-        """Data-modifying parts. `only` and `only_key`: conditions on `x.task_id` and `x.key`."""
+    def statements(self, arrays: Arrays) -> list[str]:
+        """Data-modifying parts of one statement; they refer to `n`, which `numbering` makes."""
         parts: list[str] = []
         if self.events:
             columns = codec.EVENT_COLUMNS
             source = f"{arrays.unnest(columns, self.events)} WITH ORDINALITY x({listed(columns)}, place)"
             parts.append(
                 f"INSERT INTO fencepost.event (number, {listed(columns)}) "
-                f"SELECT n.base + {events_from} + x.place, {listed(columns, 'x.')} FROM n, {source} WHERE {only}"
+                f"SELECT n.base + {EVENTS} + x.place, {listed(columns, 'x.')} FROM n, {source}"
             )
         if self.results:
-            parts.append(_insert("result", codec.RESULT_COLUMNS, arrays, self.results, only))
+            parts.append(_insert("result", codec.RESULT_COLUMNS, arrays, self.results))
         if self.log:
-            parts.append(log_statement(arrays, self.log, only_key, _LOG))
+            parts.append(log_statement(arrays, self.log, LOG))
         if self.checkpoints:
-            parts.append(_upsert("checkpoint", codec.CHECKPOINT_COLUMNS, arrays, self.checkpoints, only))
+            parts.append(_upsert("checkpoint", codec.CHECKPOINT_COLUMNS, arrays, self.checkpoints))
         if self.dropped:
             source = f"{arrays.unnest(('task_id',), self.dropped)} x(task_id)"
-            parts.append(f"DELETE FROM fencepost.checkpoint c USING {source} WHERE c.task_id = x.task_id AND {only}")
+            parts.append(f"DELETE FROM fencepost.checkpoint c USING {source} WHERE c.task_id = x.task_id")
         if self.inputs:
-            parts.append(_upsert("input", codec.INPUT_COLUMNS, arrays, self.inputs, only))
+            parts.append(_upsert("input", codec.INPUT_COLUMNS, arrays, self.inputs))
         if self.dependencies:
-            parts.append(_insert("dependency", _DEPENDENCY, arrays, self.dependencies, only))
+            parts.append(_insert("dependency", DEPENDENCY, arrays, self.dependencies))
         if self.staged:
-            parts.append(_insert("staged", codec.STAGED_COLUMNS, arrays, self.staged, f"{only} ON CONFLICT DO NOTHING"))
+            parts.append(f"{_insert('staged', codec.STAGED_COLUMNS, arrays, self.staged)} ON CONFLICT DO NOTHING")
         if self.discarded:
             columns = ("task_id", "generation")
-            parts.append(_discard(f"{arrays.unnest(columns, self.discarded)} x({listed(columns)})", only))
+            parts.append(_discard(f"{arrays.unnest(columns, self.discarded)} x({listed(columns)})"))
         if self.rivals:
             columns = ("task_id", "generation", "digest")
-            parts.append(_settle(f"{arrays.unnest(columns, self.rivals)} x({listed(columns)})", only))
+            parts.append(settle(f"{arrays.unnest(columns, self.rivals)} x({listed(columns)})"))
         return parts
 
 
-def _insert(table: str, columns: Sequence[str], arrays: Arrays, rows: Sequence[Sequence[Any]], where: str) -> str:
+def _insert(table: str, columns: Sequence[str], arrays: Arrays, rows: Sequence[Sequence[Any]]) -> str:
     source = f"{arrays.unnest(columns, rows)} x({listed(columns)})"
-    return (
-        f"INSERT INTO fencepost.{table} ({listed(columns)}) SELECT {listed(columns, 'x.')} FROM {source} WHERE {where}"
-    )
+    return f"INSERT INTO fencepost.{table} ({listed(columns)}) SELECT {listed(columns, 'x.')} FROM {source}"
 
 
-def _upsert(table: str, columns: Sequence[str], arrays: Arrays, rows: Sequence[Sequence[Any]], where: str) -> str:
+def _upsert(table: str, columns: Sequence[str], arrays: Arrays, rows: Sequence[Sequence[Any]]) -> str:
     changes = ", ".join(f'"{name}" = excluded."{name}"' for name in columns[1:])
-    return f"{_insert(table, columns, arrays, rows, where)} ON CONFLICT (task_id) DO UPDATE SET {changes}"
+    return f"{_insert(table, columns, arrays, rows)} ON CONFLICT (task_id) DO UPDATE SET {changes}"
 
 
-def _discard(source: str, where: str) -> str:
+# Few tasks have staged anything. The look-up of each stands in a sub-select that the planner may not turn round: with
+# a plan made while the table was empty it would walk over all of it for each batch.
+_STAGED_OF = f"""CROSS JOIN LATERAL (
+    SELECT s.ctid AS row, s.generation, s.digest FROM fencepost.staged s
+    WHERE s.task_id = x.task_id AND s.state = {int(StagedState.STAGED)} OFFSET 0) o"""
+
+
+def _discard(source: str) -> str:
     return (
-        f"UPDATE fencepost.staged s SET state = {int(StagedState.DISCARDED)} FROM {source} WHERE "
-        f"s.task_id = x.task_id AND s.generation = x.generation AND s.state = {int(StagedState.STAGED)} AND {where}"
+        f"UPDATE fencepost.staged s SET state = {int(StagedState.DISCARDED)} WHERE s.ctid = ANY(ARRAY("
+        f"SELECT o.row FROM {source} {_STAGED_OF} WHERE o.generation = x.generation))"
     )
 
 
-def _settle(source: str, where: str) -> str:
+def settle(source: str) -> str:
+    """`source` x: task, generation and digest of what was committed; all else that the task has staged falls."""
     return (
-        "UPDATE fencepost.staged s SET state = CASE WHEN s.generation = x.generation AND s.digest = x.digest "
-        f"THEN {int(StagedState.COMMITTED)} ELSE {int(StagedState.DISCARDED)} END FROM {source} "
-        f"WHERE s.task_id = x.task_id AND s.state = {int(StagedState.STAGED)} AND {where}"
+        f"WITH o AS MATERIALIZED (SELECT o.row, o.generation = x.generation AND o.digest = x.digest AS wins "
+        f"FROM {source} {_STAGED_OF}) UPDATE fencepost.staged s SET state = "
+        f"CASE WHEN EXISTS (SELECT 1 FROM o WHERE o.row = s.ctid AND o.wins) THEN {int(StagedState.COMMITTED)} "
+        f"ELSE {int(StagedState.DISCARDED)} END WHERE s.ctid = ANY(ARRAY(SELECT o.row FROM o))"
     )
 
 
-def log_statement(arrays: Arrays, rows: Sequence[tuple[Any, ...]], where: str, place: int) -> str:
-    columns = ("key", *codec.LOG_COLUMNS)
+def log_statement(arrays: Arrays, rows: Sequence[tuple[Any, ...]], place: int) -> str:
+    columns = codec.LOG_COLUMNS
     source = f"{arrays.unnest(columns, rows)} WITH ORDINALITY x({listed(columns)}, place)"
     return (
-        f"INSERT INTO fencepost.log (number, {listed(codec.LOG_COLUMNS)}) "
-        f"SELECT n.base + {place} + x.place, {listed(codec.LOG_COLUMNS, 'x.')} FROM n, {source} WHERE {where}"
+        f"INSERT INTO fencepost.log (number, {listed(columns)}) "
+        f"SELECT n.base + {place} + x.place, {listed(columns, 'x.')} FROM n, {source}"
     )
-
-
-# the fast path ----------------------------------------------------------------------------------
-
-
-def fast_statement(sets: Sequence[WriteSet], log: Sequence[LogEntry], base: int) -> tuple[str, list[Any]]:
-    """The one statement; it answers the ids of the tasks that were won."""
-    lean = all(writes.tasks[0].family != "any" for writes in sets)
-    columns, row = (LEAN, _lean_row) if lean else (FULL, _full_row)
-    with_requests = any(writes.requests for writes in sets)
-    with_results = any(writes.results for writes in sets)
-    with_staged = any(writes.discard_attempts or writes.discard_rivals for writes in sets)
-    others = Rows()
-    rows: list[tuple[Any, ...]] = []
-    pools: dict[str, None] = {}
-    # Every batch takes its locks in the same order.
-    for writes in sorted(sets, key=_key):
-        write = writes.tasks[0]
-        task = write.task
-        if writes.epoch is not None:
-            pools[writes.pool] = None
-        events = writes.events
-        one = (task.task_id, write.expected_version, writes.pool, writes.epoch, writes.pool_version, *row(task))
-        one += codec.event_row(0, events[-1])[1:]
-        if with_requests:
-            found = writes.requests
-            one += (found[0].at // REQUEST_BUCKET_US, *codec.request_row(found[0])) if found else _NO_REQUEST
-        if with_results:
-            one += codec.result_row(writes.results[0]) if writes.results else _NO_RESULT
-        if with_staged:
-            one += _staged_changes(writes)
-        rows.append(one)
-        if len(events) > 1:
-            others.events.extend(codec.event_row(0, event)[1:] for event in events[:-1])
-        others.add_bodies(writes, task.task_id)
-    names: list[str] = [*_GUARD, *(f"t_{name}" for name in columns)]
-    told = len(names)
-    names += (f"e_{name}" for name in codec.EVENT_COLUMNS)
-    kinds = [type_of(name) for name in (*_GUARD, *columns, *codec.EVENT_COLUMNS)]
-    if with_requests:
-        names += (f"q_{name}" for name in _REQUEST)
-        kinds += (type_of(name) for name in _REQUEST)
-    if with_results:
-        names += (f"r_{name}" for name in codec.RESULT_COLUMNS)
-        kinds += (type_of(name) for name in codec.RESULT_COLUMNS)
-    if with_staged:
-        names += ("s_ended", "s_generation", "s_digest")
-        kinds += ("int8", "int8", "text")
-    arrays = Arrays()
-    chosen = arrays.one(sorted(pools), "text[]")
-    number = _number(arrays.one(base, "int8"))
-    source = f"{arrays.unnest(names, rows, kinds)} WITH ORDINALITY v({listed(names)}, place)"
-    changes = ", ".join(f'"{name}" = v."t_{name}"' for name in columns)
-    lock = (
-        f"p AS MATERIALIZED (SELECT name, epoch, state_version FROM fencepost.pool WHERE name = ANY({chosen}) "
-        "ORDER BY name FOR SHARE)"
-    )
-    update = (
-        f"u AS (UPDATE fencepost.task t SET {changes} FROM {source} "
-        "WHERE t.task_id = v.task_id AND t.state_version = v.expected AND (v.epoch IS NULL OR EXISTS "
-        "(SELECT 1 FROM p WHERE p.name = v.pool_of AND p.epoch = v.epoch "
-        "AND (v.pool_version IS NULL OR p.state_version = v.pool_version))) "
-        f"RETURNING v.task_id, v.place, {listed(names[told:], 'v.')})"
-    )
-    event = (
-        f"ev AS (INSERT INTO fencepost.event (number, {listed(codec.EVENT_COLUMNS)}) "
-        f"SELECT n.base + {_EVENTS} + u.place, {_from('e', codec.EVENT_COLUMNS)} FROM n, u)"
-    )
-    parts = [lock, number, update, event]
-    if with_requests:
-        # No ON CONFLICT: an id that was used in the meantime fails the batch, and the other path sorts it out.
-        parts.append(
-            f"rq AS (INSERT INTO fencepost.request ({listed(_REQUEST)}) "
-            f"SELECT {_from('q', _REQUEST)} FROM u WHERE u.q_request_id IS NOT NULL)"
-        )
-    if with_results:
-        parts.append(
-            f"rs AS (INSERT INTO fencepost.result ({listed(codec.RESULT_COLUMNS)}) "
-            f"SELECT {_from('r', codec.RESULT_COLUMNS)} FROM u WHERE u.r_task_id IS NOT NULL)"
-        )
-    if with_staged:
-        source = "(SELECT task_id, s_ended AS generation FROM u WHERE s_ended IS NOT NULL) x"
-        parts.append(f"sd AS ({_discard(source, 'TRUE')})")
-        source = "(SELECT task_id, s_generation AS generation, s_digest AS digest FROM u WHERE s_digest IS NOT NULL) x"
-        parts.append(f"sr AS ({_settle(source, 'TRUE')})")
-    # IS TRUE keeps the planner from turning the look-up in a hash table into a loop in a loop.
-    won = "(x.{} IN (SELECT u.task_id FROM u)) IS TRUE"
-    side = others.statements(arrays, won.format("task_id"), won.format("key"), _EARLIER)
-    parts += (f"w{number} AS ({part})" for number, part in enumerate(side))
-    if log:
-        rows = [("", *codec.log_row(0, entry)[1:]) for entry in log]
-        parts.append(f"fl AS ({log_statement(arrays, rows, 'TRUE', _FREE_LOG)})")
-    return f"WITH {', '.join(parts)} SELECT task_id FROM u", arrays.values
-
-
-def _key(writes: WriteSet) -> str:
-    return writes.tasks[0].task.task_id
-
-
-def _from(prefix: str, columns: Sequence[str]) -> str:
-    return ", ".join(f'u."{prefix}_{name}"' for name in columns)
-
-
-def _staged_changes(writes: WriteSet) -> tuple[Any, ...]:
-    ended, rivals = writes.discard_attempts, writes.discard_rivals
-    if not ended and not rivals:
-        return _NOTHING_STAGED
-    return (ended[0][1] if ended else None, rivals[0][1] if rivals else None, rivals[0][2] if rivals else None)
-
-
-async def apply_fast(con: Connection, sets: Sequence[WriteSet], log: Sequence[LogEntry], base: int) -> set[str]:
-    """The ids of the tasks that were won. Raises UniqueViolationError, with nothing written, where a request id was
-    used in the meantime."""
-    statement, values = fast_statement(sets, log, base)
-    return {row[0] for row in await con.fetch(statement, *values)}
 
 
 async def apply_log(con: Connection, log: Sequence[LogEntry], base: int) -> None:
     """Entries that hang on no record."""
     arrays = Arrays()
-    number = _number(arrays.one(base, "int8"))
-    rows = [("", *codec.log_row(0, entry)[1:]) for entry in log]
-    await con.execute(f"WITH {number} {log_statement(arrays, rows, 'TRUE', _FREE_LOG)}", *arrays.values)
-
-
-# the general path -------------------------------------------------------------------------------
+    number = numbering(arrays.one(base, "int8"))
+    rows = [codec.log_row(0, entry)[1:] for entry in log]
+    await con.execute(f"WITH {number} {log_statement(arrays, rows, FREE_LOG)}", *arrays.values)
 
 
 class _Lost(Exception):
@@ -301,10 +168,8 @@ class _Lost(Exception):
         self.keys = keys
 
 
-async def apply_general(
-    con: Connection, sets: Sequence[WriteSet], log: Sequence[LogEntry], base: int, lock_pools: Any = None
-) -> list[bool]:
-    """Any sets, in one transaction: lock, compare, write what stands. Nothing is written where it raises."""
+async def apply_any(con: Connection, sets: Sequence[WriteSet], log: Sequence[LogEntry], base: int) -> list[bool]:
+    """Which sets stood, and so were written; nothing is written where it raises. `con` is in no transaction."""
     lost: set[Any] = set()
     while True:
         try:
@@ -341,7 +206,7 @@ async def _locked(
     won: list[WriteSet] = []
     requests: set[tuple[int, str]] = set()
     for writes in sets:
-        used = {_request_key(request) for request in writes.requests}
+        used = {_request_key(r) for r in writes.requests} if "requests" in writes.made else set()
         stands = _stands(writes, pools, versions, lost) and lost.isdisjoint(used) and requests.isdisjoint(used)
         standing.append(stands)
         if stands:
@@ -389,11 +254,11 @@ async def _write(con: Connection, won: Sequence[WriteSet], log: Sequence[LogEntr
     if rows.requests:
         await _insert_requests(con, rows.requests)
     arrays = Arrays()
-    number = _number(arrays.one(base, "int8"))
-    parts = [f"w{place} AS ({part})" for place, part in enumerate(rows.statements(arrays, "TRUE", "TRUE", _EVENTS))]
+    number = numbering(arrays.one(base, "int8"))
+    parts = [f"w{place} AS ({part})" for place, part in enumerate(rows.statements(arrays))]
     if log:
-        free = [("", *codec.log_row(0, entry)[1:]) for entry in log]
-        parts.append(f"fl AS ({log_statement(arrays, free, 'TRUE', _FREE_LOG)})")
+        free = [codec.log_row(0, entry)[1:] for entry in log]
+        parts.append(f"fl AS ({log_statement(arrays, free, FREE_LOG)})")
     if parts:
         await con.execute(f"WITH {', '.join((number, *parts))} SELECT 1", *arrays.values)
 
@@ -416,7 +281,7 @@ async def _write_pool(con: Connection, expected: int, pool: Any) -> None:
 
 async def _insert_tasks(con: Connection, tasks: Sequence[Task]) -> None:
     arrays = Arrays()
-    sql = _insert("task", codec.TASK_COLUMNS, arrays, list(map(codec.task_row, tasks)), "TRUE")
+    sql = _insert("task", codec.TASK_COLUMNS, arrays, list(map(codec.task_row, tasks)))
     there = {row[0] for row in await con.fetch(f"{sql} ON CONFLICT DO NOTHING RETURNING task_id", *arrays.values)}
     missing = {task.task_id for task in tasks} - there
     if missing:
@@ -427,7 +292,7 @@ async def _update_tasks(con: Connection, tasks: Sequence[Task]) -> None:
     arrays = Arrays()
     columns = codec.TASK_COLUMNS
     source = f"{arrays.unnest(columns, list(map(codec.task_row, tasks)))} v({listed(columns)})"
-    changes = ", ".join(f'"{name}" = v."{name}"' for name in FULL)
+    changes = ", ".join(f'"{name}" = v."{name}"' for name in CHANGED)
     await con.execute(
         f"UPDATE fencepost.task t SET {changes} FROM {source} WHERE t.task_id = v.task_id", *arrays.values
     )
@@ -435,7 +300,7 @@ async def _update_tasks(con: Connection, tasks: Sequence[Task]) -> None:
 
 async def _insert_requests(con: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
     arrays = Arrays()
-    sql = _insert("request", _REQUEST, arrays, sorted(rows, key=lambda row: (row[0], row[1])), "TRUE")
+    sql = _insert("request", REQUEST, arrays, sorted(rows, key=lambda row: (row[0], row[1])))
     found = await con.fetch(f"{sql} ON CONFLICT DO NOTHING RETURNING bucket, request_id", *arrays.values)
     missing = {row[:2] for row in rows} - {(row[0], row[1]) for row in found}
     if missing:
