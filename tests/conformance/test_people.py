@@ -155,6 +155,23 @@ async def test_opening_an_intake_that_an_alarm_closed_since_is_a_conflict(client
     assert refusal(answer) == ("CONFLICT", "VERSION")
 
 
+async def test_a_pool_command_asked_again_after_a_lost_answer_is_said_again(client: Client) -> None:
+    first = await client.close_intake(request_id="close")
+    again = await client.close_intake(request_id="close")
+    assert isinstance(first, PoolChanged) and isinstance(again, PoolChanged)
+    assert (first.changed, again.changed, again.pool) == (True, False, first.pool)
+    version = first.pool.state_version
+    opened = await client.open_intake(expected_state_version=version, request_id="open")
+    repeated = await client.open_intake(expected_state_version=version, request_id="open")
+    assert isinstance(opened, PoolChanged) and isinstance(repeated, PoolChanged) and not repeated.changed
+    # A raise changes what is presented: who asks again under the old epoch is told which one stands.
+    raising = {"expected_epoch": 1, "expected_state_version": opened.pool.state_version, "request_id": "raise"}
+    assert isinstance(await client.raise_epoch(**raising), PoolChanged)  # type: ignore[arg-type]
+    late = await client.raise_epoch(**raising)  # type: ignore[arg-type]
+    assert refusal(late) == ("FENCED", "EPOCH")
+    assert isinstance(late, Refused) and late.current["epoch"] == 2
+
+
 async def test_a_raise_is_a_compare_and_swap_and_only_grows(client: Client) -> None:
     pool = await client.pool()
     assert not isinstance(pool, Refused)

@@ -32,6 +32,17 @@ def _epoch(c: Context) -> Any:
     return None
 
 
+_said_before = repeat_guard("pool")
+
+
+def _repeated(c: Context) -> Any:
+    """What was done is said again, with the pool as it stands now."""
+    found = _said_before(c)
+    if isinstance(found, Decision):
+        return _replace(found, answer=_replace(found.answer, info={"pool": c.pool}))
+    return found
+
+
 def _version(c: Context) -> Any:
     expected = c.command.expected_state_version
     if expected is None and isinstance(c.command, k.CloseIntake):
@@ -106,8 +117,8 @@ POOL_GUARDS = (
         _protocol,
         "an epoch is presented, and the protocol is at least the pool's minimum",
     ),
-    Guard("pool:repeated:said-again", 0, repeat_guard("pool"), "the request id is new"),
     Guard("pool:other-epoch:fenced", Compare.EPOCH, _epoch, "presented epoch = the pool's"),
+    Guard("pool:repeated:said-again", 0, _repeated, "the request id is new"),
     Guard("pool:other-version:conflict", Compare.VERSION, _version, "the pool stands at the expected state version"),
 )
 
