@@ -144,7 +144,7 @@ class Expire(Command, kw_only=True, frozen=True):
 
 class Cancel(Command, kw_only=True, frozen=True):
     task_id: str
-    expected_cancel_generation: int | None  # None: as it stands (the SDK reads it once a call)
+    expected_cancel_generation: int  # the SDK reads it once a call, so that a late copy cancels nothing
     who: str = ""
 
 

@@ -108,9 +108,9 @@ def _committed(c: Context) -> Any:
 def _cancel_since(c: Context) -> Any:
     """Already cancelled, or cancelled since this call was made: said so, nothing changes."""
     task, expected = c.task, c.command.expected_cancel_generation
-    if expected is not None and expected > task.cancel_generation:
+    if expected > task.cancel_generation:
         return Refusal(Outcome.CONFLICT, Reason.VERSION, {"cancel_generation": task.cancel_generation})
-    if task.state == State.CANCELLED or (expected is not None and expected < task.cancel_generation):
+    if task.state == State.CANCELLED or expected < task.cancel_generation:
         info = {"cancel_generation": task.cancel_generation, "state": State(task.state).name}
         return Decision(Accepted(Outcome.CANCELLED, task, info, changed=False))
     return None

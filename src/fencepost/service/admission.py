@@ -144,9 +144,8 @@ def _named(command: Any) -> None:
     check_id(command.task_id, "task_id")
     _epoch(getattr(command, "epoch", None), "epoch")
     for field in ("expected_state_version", "expected_cancel_generation", "expected_revision", "expected_generation"):
-        value = getattr(command, field, None)
-        if value is not None:
-            check_integer(value, field, 0)
+        if hasattr(command, field):
+            check_integer(getattr(command, field), field, 0)
     _who(command)
 
 
