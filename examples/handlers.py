@@ -23,7 +23,7 @@ async def count(attempt: fencepost.Attempt, page: Page) -> dict[str, int]:
 
 
 async def main() -> None:
-    async with await fencepost.connect("sqlite:///pages.db") as client:
+    async with fencepost.connect("sqlite:///pages.db") as client:
         await client.submit(count.task(Page("a fence\nfor late workers"), task_id="page-3"))
         await fencepost.Worker(client, app).run_until_idle()  # or run(): until SIGTERM
         result = await client.result("page-3")

@@ -6,7 +6,7 @@ import fencepost
 
 
 async def main() -> None:
-    async with await fencepost.connect("sqlite:///loop.db") as client:
+    async with fencepost.connect("sqlite:///loop.db") as client:
         await client.submit(fencepost.NewTask({"text": "hold the claim"}, task_id="page-4"))
 
         while claims := await client.claim_next(owner="my loop", ttl=30.0):
