@@ -65,14 +65,15 @@ def rows_of(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     return found
 
 
+@pytest.mark.parametrize("ahead", [True, False], ids=["values made ahead", "values made on the way"])
 @pytest.mark.parametrize("callers", [1, 16])
-async def test_the_bare_loop_leaves_the_rows_that_fencepost_leaves(tmp_path: Path, callers: int) -> None:
+async def test_the_bare_loop_leaves_the_rows_that_fencepost_leaves(tmp_path: Path, callers: int, ahead: bool) -> None:
     source = tmp_path / "template.db"
     settings = await cycle.template(source, CYCLES + 5)
     ours, theirs = cycle.fresh(source, "fencepost.db"), cycle.fresh(source, "bare.db")
     async with await fencepost.connect(f"sqlite:///{ours}") as client:
         await cycle.drive(client, callers, CYCLES)
-    bare.run(str(theirs), settings, CYCLES, callers, RESULT)
+    bare.run(str(theirs), settings, CYCLES, callers, RESULT, ahead=ahead)
 
     expected, written = rows_of(ours), rows_of(theirs)
 
