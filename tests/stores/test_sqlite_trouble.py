@@ -6,8 +6,10 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
@@ -83,13 +85,20 @@ async def test_a_full_disk_is_unavailable_and_over_when_space_is_back(store: SQL
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Path:
-    where = tmp_path / "small"
-    where.mkdir()
+def small_disk() -> Iterator[Path]:
+    # Not below pytest's own folder: a mount that a killed run leaves there would break the clean-up of later runs.
+    where = Path(tempfile.mkdtemp(prefix="fencepost-small-"))
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(where)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False, timeout=20).returncode != 0:
-        pytest.skip("no small file system can be mounted here; max_page_count stands in for it above")
-    return where
+        where.rmdir()
+        pytest.skip(
+            "no small file system can be mounted here (it takes root, as CI has); max_page_count stands in above"
+        )
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", str(where)], check=True, timeout=20)
+        where.rmdir()
 
 
 async def test_a_really_full_disk_loses_nothing_that_was_answered(small_disk: Path) -> None:
@@ -110,7 +119,6 @@ async def test_a_really_full_disk_loses_nothing_that_was_answered(small_disk: Pa
         assert (await store.diagnose())["quick_check"] == "ok"
     finally:
         await store.close()
-        subprocess.run(["umount", str(small_disk)], check=True, timeout=20)
 
 
 async def test_a_damaged_file_stays_unavailable_and_is_not_made_again(opened: Open, path: Path) -> None:
