@@ -63,6 +63,7 @@ class Snapshot(msgspec.Struct):
     children: dict[str, list[str]] = msgspec.field(default_factory=dict)
     parents: dict[str, list[str]] = msgspec.field(default_factory=dict)
     starts: dict[tuple[str, int], Event] = msgspec.field(default_factory=dict)
+    guessed: bool = False  # not all of it was read: what stands here may only be tried
 
 
 _MINT = object()

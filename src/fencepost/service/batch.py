@@ -71,9 +71,11 @@ def plan(kernel: Kernel, batch: Sequence[Operation]) -> Generator[Load | Scan | 
     """Waves: no record is moved twice in one Apply, so what touches a moved record waits for the next."""
     pending = list(batch)
     log: list[LogEntry] = []
+    guess = True  # the first wave may try on what the store only remembers
     while pending:
         snapshot = Snapshot()
-        candidates = yield from _load(kernel, pending, snapshot)
+        candidates = yield from _load(kernel, pending, snapshot, guess)
+        guess = False
         deferred: list[Operation] = []
         sets: list[WriteSet] = []
         setters: list[Operation] = []
@@ -103,9 +105,9 @@ def plan(kernel: Kernel, batch: Sequence[Operation]) -> Generator[Load | Scan | 
                     lane.drawn = True
                 sets.append(writes)
                 setters.append(operation)
-            elif (lane is not None and lane.drawn) or _reads_moved(operation, touched):
-                # Nothing, or no, must not be said from records that this wave has moved: there may be more
-                # tasks behind those that others of the wave took.
+            elif snapshot.guessed or (lane is not None and lane.drawn) or _reads_moved(operation, touched):
+                # Nothing, or no, must not be said from records that were not read, nor from such that this wave has
+                # moved: there may be more tasks behind those that others of the wave took.
                 deferred.append(operation)
                 continue
             operation.decision = decision
@@ -129,14 +131,14 @@ def plan(kernel: Kernel, batch: Sequence[Operation]) -> Generator[Load | Scan | 
 
 
 def _load(
-    kernel: Kernel, pending: Sequence[Operation], snapshot: Snapshot
+    kernel: Kernel, pending: Sequence[Operation], snapshot: Snapshot, guess: bool
 ) -> Generator[Load | Scan | Apply, Any, dict[Lane, Candidates]]:
     need = kernel.need
     loaded = missing = Keys()
     for operation in pending:
         need(operation.command, snapshot, missing)
     while missing:
-        yield Load(missing, snapshot)
+        yield Load(missing, snapshot, guess)
         keys = Keys()
         for operation in pending:
             need(operation.command, snapshot, keys)

@@ -34,10 +34,15 @@ REQUEST_BUCKETS = -(-REQUEST_RETENTION_US // REQUEST_BUCKET_US) + 1
 
 
 class Load(msgspec.Struct):
-    """Read `keys` into `into` (which keeps what it has), and set `into.now`. Answer: None."""
+    """Read `keys` into `into` (which keeps what it has), and set `into.now`. Answer: None.
+
+    With `guess` a store may answer from what it has written itself lately, and then sets `into.guessed`: enough to
+    try an acceptance on, which Apply compares, never to refuse or to find nothing.
+    """
 
     keys: Keys
     into: Snapshot
+    guess: bool = False
 
 
 class Scan(msgspec.Struct):

@@ -34,6 +34,7 @@ from fencepost.stores.postgres_connections import (
     translate,
 )
 from fencepost.stores.postgres_feed import Feed
+from fencepost.stores.postgres_guesses import Guesses
 from fencepost.stores.postgres_load import CLOCK, Reading
 from fencepost.stores.postgres_swift import MOST_GROUPS, Group, apply_swift, sort
 from fencepost.stores.postgres_wakeups import Listener, Notifier
@@ -58,6 +59,7 @@ class PostgresStore:
         self._where = _without_password(url)
         self._reading = Reading(clock)
         self._feed = Feed(0)
+        self._guesses = Guesses()
         self._plans = Connections(dsn, settings, settings.pool_size, keyed=True, name="fencepost")
         self._views = Connections(dsn, settings, 2, keyed=False, name="fencepost views")
         self._listener = Listener(self._views, settings)
@@ -129,10 +131,19 @@ class PostgresStore:
 
     async def _step(self, con: Connection, step: Load | Scan | Apply) -> Any:
         kind = type(step)
+        guesses = self._guesses
         if kind is Load:
-            return await self._again(con, self._reading.load, step.keys, step.into)  # type: ignore[union-attr]
+            keys, into = step.keys, step.into  # type: ignore[union-attr]
+            if not (step.guess and guesses.fill(keys, into)):  # type: ignore[union-attr]
+                await self._again(con, self._reading.load, keys, into)
+                guesses.answered(into)
+            return None
         if kind is Scan:
-            return await self._again(con, self._reading.scan, step)
+            found = await self._again(con, self._reading.scan, step)
+            guesses.answered(step.into)  # type: ignore[union-attr]
+            if not step.lapsed:  # type: ignore[union-attr]
+                guesses.plenty = len(found) == step.limit  # type: ignore[union-attr]
+            return found
         return await self._apply(con, step)  # type: ignore[arg-type]
 
     async def _again(self, con: Connection, do: Callable[..., Awaitable[T]], *arguments: Any) -> T:
@@ -180,12 +191,17 @@ class PostgresStore:
         elif log:
             await self._again(con, apply_log, log, base)
         answer = [id(writes) in won for writes in sets]
+        self._guesses.applied(sets, answer)
         if any(
             stands and any(write.task.state == READY for write in writes.tasks)
             for writes, stands in zip(sets, answer, strict=True)
         ):
             self._notifier.poke()
         return answer
+
+    def forget(self) -> None:
+        """Decide nothing more on what is only remembered: the next look asks the server."""
+        self._guesses.forget()
 
     # read side ----------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 from fencepost.kernel.records import LogEntry, StagedState, Task
 from fencepost.kernel.writes import WriteSet
 from fencepost.stores import codec
-from fencepost.stores.base import REQUEST_BUCKET_US
+from fencepost.stores.base import REQUEST_RETENTION_US
 from fencepost.stores.postgres_connections import Connection
 from fencepost.stores.postgres_rows import Arrays, listed
 
@@ -24,7 +24,6 @@ EVENTS, LOG, FREE_LOG = 0, _RANGE, _RANGE + _RANGE // 2
 
 # No door moves `pruned_to_version`; a prune does, and what was decided before it must not set it back.
 CHANGED: tuple[str, ...] = tuple(c for c in codec.TASK_COLUMNS[1:] if c != "pruned_to_version")
-REQUEST = ("bucket", *codec.REQUEST_COLUMNS)
 DEPENDENCY = ("task_id", "parent_id", "position")
 
 
@@ -56,7 +55,7 @@ class Rows:
                 case "results":
                     self.results.extend(map(codec.result_row, found))
                 case "requests":
-                    self.requests.extend((r.at // REQUEST_BUCKET_US, *codec.request_row(r)) for r in found)
+                    self.requests.extend(map(codec.request_row, found))
                 case "log":
                     self.log.extend(codec.log_row(0, entry)[1:] for entry in found)
                 case "dependencies":
@@ -204,9 +203,9 @@ async def _locked(
             versions[row[0]] = row[1]
     standing: list[bool] = []
     won: list[WriteSet] = []
-    requests: set[tuple[int, str]] = set()
+    requests: set[tuple[str, str]] = set()
     for writes in sets:
-        used = {_request_key(r) for r in writes.requests} if "requests" in writes.made else set()
+        used = {("request", r.request_id) for r in writes.requests} if "requests" in writes.made else set()
         stands = _stands(writes, pools, versions, lost) and lost.isdisjoint(used) and requests.isdisjoint(used)
         standing.append(stands)
         if stands:
@@ -217,10 +216,6 @@ async def _locked(
                 pools[after.name] = (after.epoch, after.state_version)
     await _write(con, won, log, base)
     return standing
-
-
-def _request_key(request: Any) -> tuple[int, str]:
-    return (request.at // REQUEST_BUCKET_US, request.request_id)
 
 
 def _stands(writes: WriteSet, pools: dict[str, tuple[int, int]], versions: dict[str, int], lost: set[Any]) -> bool:
@@ -299,9 +294,16 @@ async def _update_tasks(con: Connection, tasks: Sequence[Task]) -> None:
 
 
 async def _insert_requests(con: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+    """An id that is past its retention, and not pruned yet, may be used again."""
     arrays = Arrays()
-    sql = _insert("request", REQUEST, arrays, sorted(rows, key=lambda row: (row[0], row[1])))
-    found = await con.fetch(f"{sql} ON CONFLICT DO NOTHING RETURNING bucket, request_id", *arrays.values)
-    missing = {row[:2] for row in rows} - {(row[0], row[1]) for row in found}
+    columns = codec.REQUEST_COLUMNS
+    sql = _insert("request", columns, arrays, sorted(rows, key=lambda row: str(row[0])))
+    changes = ", ".join(f"{name} = excluded.{name}" for name in columns[1:])
+    found = await con.fetch(
+        f"{sql} ON CONFLICT (request_id) DO UPDATE SET {changes} "
+        f"WHERE request.at < excluded.at - {REQUEST_RETENTION_US} RETURNING request_id",
+        *arrays.values,
+    )
+    missing = {("request", row[0]) for row in rows} - {("request", row[0]) for row in found}
     if missing:
         raise _Lost(set(missing))

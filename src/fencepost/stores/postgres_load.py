@@ -15,7 +15,7 @@ import msgspec
 from fencepost.kernel.records import Content, Pool, Task
 from fencepost.kernel.writes import Keys, Snapshot
 from fencepost.stores import codec
-from fencepost.stores.base import REQUEST_BUCKET_US, REQUEST_BUCKETS, REQUEST_RETENTION_US, Scan
+from fencepost.stores.base import REQUEST_RETENTION_US, Scan
 from fencepost.stores.postgres_connections import Connection
 from fencepost.stores.postgres_rows import listed
 
@@ -63,10 +63,9 @@ SELECT (SELECT now FROM c), (
     SELECT json_agg(json_build_array({_POOL}))::text FROM fencepost.pool WHERE name = ANY($2::text[])
 ), (
     SELECT json_agg(json_build_array({_REQUEST}))::text
-    FROM unnest($3::text[]) k(id), c, generate_series(0, {REQUEST_BUCKETS - 1}) back, LATERAL (
-        SELECT r.* FROM fencepost.request r
-        WHERE r.bucket = c.now / {REQUEST_BUCKET_US} - back AND r.request_id = k.id LIMIT 1
-    ) r WHERE r.at >= c.now - {REQUEST_RETENTION_US}
+    FROM unnest($3::text[]) k(id), LATERAL (
+        SELECT r.* FROM fencepost.request r WHERE r.request_id = k.id LIMIT 1
+    ) r WHERE r.at >= (SELECT now FROM c) - {REQUEST_RETENTION_US}
 ), {", ".join(["NULL"] * len(codec.TASK_COLUMNS))}
 UNION ALL
 SELECT NULL, NULL, NULL, {_TASK} FROM fencepost.task t WHERE t.task_id = ANY($1::text[])"""

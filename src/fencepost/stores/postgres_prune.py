@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 
 from fencepost.kernel.records import State
-from fencepost.stores.base import REQUEST_BUCKET_US, REQUEST_RETENTION_US
+from fencepost.stores.base import REQUEST_RETENTION_US
 from fencepost.stores.postgres_connections import Connection
 from fencepost.stores.postgres_feed import Feed
 
@@ -66,12 +66,11 @@ async def prune_log(con: Connection, before: int, removed: Counter[str]) -> bool
 
 
 async def prune_requests(con: Connection, now: int, removed: Counter[str]) -> bool:
-    """Delete request ids of buckets that are wholly past their retention; False when none is left."""
-    oldest = (now - REQUEST_RETENTION_US) // REQUEST_BUCKET_US
+    """Delete request ids that are past their retention; False when none is left."""
     done = await con.execute(
-        "DELETE FROM fencepost.request WHERE (bucket, request_id) IN (SELECT bucket, request_id "
-        "FROM fencepost.request WHERE bucket < $1 ORDER BY bucket, request_id LIMIT $2)",
-        oldest,
+        "DELETE FROM fencepost.request WHERE at < $1 AND ctid = ANY(ARRAY("
+        "SELECT ctid FROM fencepost.request WHERE at < $1 LIMIT $2))",
+        now - REQUEST_RETENTION_US,
         STEP,
     )
     count = int(done.rpartition(" ")[2])

@@ -17,8 +17,7 @@ import msgspec
 from fencepost.kernel.records import LogEntry, Task
 from fencepost.kernel.writes import WriteSet
 from fencepost.stores import codec
-from fencepost.stores.base import REQUEST_BUCKET_US
-from fencepost.stores.postgres_apply import EVENTS, FREE_LOG, REQUEST, log_statement, numbering, settle
+from fencepost.stores.postgres_apply import EVENTS, FREE_LOG, log_statement, numbering, settle
 from fencepost.stores.postgres_connections import Connection
 from fencepost.stores.postgres_rows import Arrays, listed, type_of
 
@@ -252,7 +251,7 @@ def _parts(group: Group, number: int, arrays: Arrays) -> list[str]:
     else:
         # No ON CONFLICT: an id that was used in the meantime fails the batch, and the other way sorts it out.
         parts.append(
-            f"q{number} AS (INSERT INTO fencepost.request ({listed(REQUEST)}) SELECT {at_} / {REQUEST_BUCKET_US}, "
+            f"q{number} AS (INSERT INTO fencepost.request ({listed(codec.REQUEST_COLUMNS)}) SELECT "
             f'u.request_id, u."{shape.speaker}", {door_}, {at_}, u.answer FROM {u} u)'
         )
     if shape is CHECKPOINT:
