@@ -281,10 +281,8 @@ class Calls:
                 Asked("expire", "t", version=version),
                 k.Expire(request_id="new", task_id="t", expected_state_version=version),
             )
-        for cancel in (*range(core.cancel + 1), None):
-            if core.cancel < bounds.cancels or core.state == State.CANCELLED or (cancel or 0) < core.cancel:
-                if cancel is None and core.cancel >= bounds.cancels and core.state != State.CANCELLED:
-                    continue
+        for cancel in range(core.cancel + 1):
+            if core.cancel < bounds.cancels or core.state == State.CANCELLED or cancel < core.cancel:
                 yield (
                     Asked("cancel", "t", cancel=cancel),
                     k.Cancel(request_id="new", task_id="t", expected_cancel_generation=cancel),
