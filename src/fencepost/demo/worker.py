@@ -16,11 +16,11 @@ import time
 from typing import Any
 
 import msgspec
-from fencepost.connect import connect
 
 from fencepost.app import App
 from fencepost.client.attempt import Attempt
 from fencepost.client.worker import Worker
+from fencepost.connect import connect
 from fencepost.demo import documents
 from fencepost.demo.documents import Document, Findings, Reading
 from fencepost.demo.processes import Line
