@@ -150,6 +150,9 @@ async def test_a_claim_whose_caller_went_away_is_given_back_at_once() -> None:
     store = MemoryStore(optimistic=True)
     client = await client_on(store)
     await given(client)
+    async with asyncio.timeout(10):
+        while client.backend._lane is not None:  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
     asking = asyncio.create_task(client.claim_next(owner="gone"))
     async with asyncio.timeout(10):
         while client.backend._lane is None:  # type: ignore[attr-defined]

@@ -122,6 +122,8 @@ class Coordinator:
                 batch = self._waiting[:MAX_BATCH]
                 del self._waiting[: len(batch)]
                 await self._run_batch(batch)
+                # Whoever was answered often asks again at once: that is the next batch, without a new task for it.
+                await asyncio.sleep(0)
         finally:
             self._lane = None
 
