@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from fencepost.errors import StoreRefused
+from fencepost.errors import StoreRefused, Unavailable
 from fencepost.kernel.records import READY, LogEntry, Pool, ResultCommit, Task
 from fencepost.kernel.writes import WriteSet
 from fencepost.stores import postgres_migrations as migrations
 from fencepost.stores import postgres_prune as pruning
 from fencepost.stores import postgres_views as views
 from fencepost.stores.base import Apply, Load, Numbered, Plan, Scan, StoreCapabilities, TaskFilter, TaskHistory
-from fencepost.stores.postgres_apply import apply_any, apply_log
+from fencepost.stores.postgres_apply import WRITTEN_POOLS, apply_any, apply_log
 from fencepost.stores.postgres_connections import (
     BROKEN,
     LOST_AGAINST_OTHERS,
@@ -60,6 +60,8 @@ class PostgresStore:
         self._reading = Reading(clock)
         self._feed = Feed(0)
         self._guesses = Guesses()
+        self.swaps_won = 0
+        self.swaps_lost = 0
         self._plans = Connections(dsn, settings, settings.pool_size, keyed=True, name="fencepost")
         self._views = Connections(dsn, settings, 2, keyed=False, name="fencepost views")
         self._listener = Listener(self._views, settings)
@@ -186,18 +188,40 @@ class PostgresStore:
                 won.update(map(id, found))
                 log = ()
         if others:
-            standing = await self._again(con, apply_any, others, log, base)
+            standing = await self._again(con, apply_any, others, log, base, self._lock_pools)
             won.update(id(writes) for writes, stands in zip(others, standing, strict=True) if stands)
         elif log:
             await self._again(con, apply_log, log, base)
         answer = [id(writes) in won for writes in sets]
         self._guesses.applied(sets, answer)
+        self.swaps_won += sum(answer)
+        self.swaps_lost += len(answer) - sum(answer)
         if any(
             stands and any(write.task.state == READY for write in writes.tasks)
             for writes, stands in zip(sets, answer, strict=True)
         ):
             self._notifier.poke()
         return answer
+
+    async def _lock_pools(self, con: Connection, names: Sequence[str]) -> list[Any]:
+        """Lock pools to write them: waits for every batch that compares their epoch, at most `raise_timeout`."""
+        pid = await con.fetchval("SELECT pg_backend_pid()")
+        if not self.settings.pgbouncer:  # where no lock_timeout is set
+            await con.execute("SET LOCAL lock_timeout = 0")
+        locking = asyncio.ensure_future(con.fetch(WRITTEN_POOLS, names))
+        try:
+            done, _ = await asyncio.wait([locking], timeout=self.settings.raise_timeout)
+            if done:
+                return list(locking.result())
+            others = await self._on(self._views, views.in_the_way, pid)
+            raise Unavailable(
+                f"raise_timeout: after {self.settings.raise_timeout:g} s others are still at work on pool "
+                f"{', '.join(names)}, nothing was written; in the way: {others}"
+            )
+        finally:
+            if not locking.done():
+                locking.cancel()
+                await asyncio.wait([locking])
 
     def forget(self) -> None:
         """Decide nothing more on what is only remembered: the next look asks the server."""

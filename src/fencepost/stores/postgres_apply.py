@@ -8,7 +8,7 @@ ranges, so that no statement's text depends on how much another one writes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from fencepost.kernel.records import LogEntry, StagedState, Task
@@ -25,6 +25,9 @@ EVENTS, LOG, FREE_LOG = 0, _RANGE, _RANGE + _RANGE // 2
 # No door moves `pruned_to_version`; a prune does, and what was decided before it must not set it back.
 CHANGED: tuple[str, ...] = tuple(c for c in codec.TASK_COLUMNS[1:] if c != "pruned_to_version")
 DEPENDENCY = ("task_id", "parent_id", "position")
+
+
+_GATE = int.from_bytes(b"pool", "big")
 
 
 def numbering(base: str) -> str:
@@ -167,31 +170,57 @@ class _Lost(Exception):
         self.keys = keys
 
 
-async def apply_any(con: Connection, sets: Sequence[WriteSet], log: Sequence[LogEntry], base: int) -> list[bool]:
-    """Which sets stood, and so were written; nothing is written where it raises. `con` is in no transaction."""
+LockPools = Callable[[Connection, Sequence[str]], Awaitable[list[Any]]]
+
+
+async def apply_any(
+    con: Connection, sets: Sequence[WriteSet], log: Sequence[LogEntry], base: int, lock_pools: LockPools
+) -> list[bool]:
+    """Which sets stood, and so were written; nothing is written where it raises. `con` is in no transaction.
+
+    `lock_pools` locks the pools that are written and returns their rows (`WRITTEN_POOLS`): it may wait for long.
+    """
     lost: set[Any] = set()
     while True:
         try:
             async with con.transaction():
-                return await _locked(con, sets, log, lost, base)
+                return await _locked(con, sets, log, lost, base, lock_pools)
         except _Lost as error:
             lost |= error.keys
 
 
+# Whoever compares a pool's record locks its row, so that what it compares is true until it has committed. Sharers would
+# let a writer wait for ever, one after the other; so all pass an advisory lock first, whose queue is fair.
+def locked_pools(names: str, exclusive: bool) -> str:
+    """The pools' names, epochs and versions, as they stand once they are locked."""
+    gate = "" if exclusive else "_shared"
+    return (
+        "SELECT p.name, p.epoch, p.state_version FROM fencepost.pool p, (SELECT count(pg_advisory_xact_lock"
+        f"{gate}({_GATE}, hashtext(name))) FROM (SELECT name FROM unnest({names}) name ORDER BY name) names) gate "
+        f"WHERE p.name = ANY({names}) AND gate.count IS NOT NULL ORDER BY p.name "
+        f"FOR {'UPDATE' if exclusive else 'SHARE'} OF p"
+    )
+
+
+WRITTEN_POOLS = locked_pools("$1::text[]", True)
+_READ_POOLS = locked_pools("$1::text[]", False)
+
+
 async def _locked(
-    con: Connection, sets: Sequence[WriteSet], log: Sequence[LogEntry], lost: set[Any], base: int
+    con: Connection,
+    sets: Sequence[WriteSet],
+    log: Sequence[LogEntry],
+    lost: set[Any],
+    base: int,
+    lock_pools: LockPools,
 ) -> list[bool]:
     exclusive = sorted({writes.pool_write[1].name for writes in sets if writes.pool_write is not None})
     shared = sorted({writes.pool for writes in sets if writes.epoch is not None} - set(exclusive))
     pools: dict[str, tuple[int, int]] = {}
-    for names, lock in ((exclusive, "UPDATE"), (shared, "SHARE")):
-        if names:
-            for row in await con.fetch(
-                "SELECT name, epoch, state_version FROM fencepost.pool WHERE name = ANY($1::text[]) "
-                f"ORDER BY name FOR {lock}",
-                names,
-            ):
-                pools[row[0]] = (row[1], row[2])
+    rows = await lock_pools(con, exclusive) if exclusive else []
+    rows += await con.fetch(_READ_POOLS, shared) if shared else []
+    for row in rows:
+        pools[row[0]] = (row[1], row[2])
     moved = sorted({write.task.task_id for writes in sets for write in writes.tasks if write.expected_version > 0})
     versions: dict[str, int] = {}
     if moved:

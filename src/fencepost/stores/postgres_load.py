@@ -47,7 +47,7 @@ LOAD_STARTS = (
 
 # The ready scan, as in SQLite's (see sqlite_ready): of each lane, which is a queue and a kind, the lowest priority
 # above $5; of all lanes, the lowest of these; of the lanes that have it, what is due, in order.
-_READY = "FROM fencepost.task t WHERE t.pool = $1 AND t.state = 1 AND t.state < 3"
+_READY = "FROM fencepost.task t WHERE t.pool = $1 AND t.state = 1"
 _FLOOR = -(1 << 15)
 
 
@@ -79,7 +79,7 @@ SELECT (SELECT now FROM c), (SELECT priority FROM b),
 EXISTS (SELECT 1 {_READY} AND t.queue = $2 AND t.kind = $3 AND t.priority > (SELECT priority FROM b)), {first}
 UNION ALL (
 {tail} FROM fencepost.task t LEFT JOIN fencepost.input i ON i.task_id = t.task_id
-WHERE t.pool = $1 AND t.state = 1 AND t.state < 3 AND t.queue = $2 AND t.kind = $3
+WHERE t.pool = $1 AND t.state = 1 AND t.queue = $2 AND t.kind = $3
 AND t.priority = (SELECT priority FROM b) AND t.available_at <= (SELECT now FROM c)
 ORDER BY t.available_at, t.task_id LIMIT $4)"""
         self.lanes = self._lanes(
@@ -104,8 +104,7 @@ WITH c AS MATERIALIZED (SELECT {clock} AS now)
 SELECT (SELECT now FROM c), NULL::int2, NULL::bool, {first}
 UNION ALL (
 {tail} FROM fencepost.task t LEFT JOIN fencepost.input i ON i.task_id = t.task_id
-WHERE t.pool = $1 AND t.state = 2 AND t.state < 3
-AND (t.lease_expires_at <= (SELECT now FROM c) - $2::bigint OR t.scheduler_epoch < $3)
+WHERE t.pool = $1 AND t.state = 2 AND (t.lease_expires_at <= (SELECT now FROM c) - $2::bigint OR t.scheduler_epoch < $3)
 AND ($4::text[] IS NULL OR t.queue = ANY($4)) AND ($5::text[] IS NULL OR t.kind = ANY($5))
 ORDER BY t.priority, t.available_at, t.task_id LIMIT $6)"""
 

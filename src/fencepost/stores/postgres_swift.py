@@ -17,7 +17,7 @@ import msgspec
 from fencepost.kernel.records import LogEntry, Task
 from fencepost.kernel.writes import WriteSet
 from fencepost.stores import codec
-from fencepost.stores.postgres_apply import EVENTS, FREE_LOG, log_statement, numbering, settle
+from fencepost.stores.postgres_apply import EVENTS, FREE_LOG, locked_pools, log_statement, numbering, settle
 from fencepost.stores.postgres_connections import Connection
 from fencepost.stores.postgres_rows import Arrays, listed, type_of
 
@@ -196,8 +196,7 @@ def statement(groups: Sequence[Group], log: Sequence[LogEntry], base: int) -> tu
     """One row: for each group, the places (counted from 1) of the sets that were won."""
     arrays = Arrays()
     pools = arrays.one(sorted({group.key[0] for group in groups}), "text[]")
-    pool = f"SELECT name, epoch, state_version FROM fencepost.pool WHERE name = ANY({pools}) ORDER BY name FOR SHARE"
-    parts = [f"p AS MATERIALIZED ({pool})", numbering(arrays.one(base, "int8"))]
+    parts = [f"p AS MATERIALIZED ({locked_pools(pools, False)})", numbering(arrays.one(base, "int8"))]
     for number, group in enumerate(groups):
         parts += _parts(group, number, arrays)
     if log:

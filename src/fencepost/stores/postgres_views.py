@@ -42,9 +42,8 @@ async def tasks(con: Connection, where: TaskFilter, after: str | None, limit: in
         if value is not None:
             found.add(f"t.{column} = {{}}", value)
     if where.states:
-        found.one_of("t.state", where.states)
-        if max(where.states) < 3:
-            found.add("t.state < 3")  # lets the planner see that the index of what is alive covers it
+        # As plain numbers, so that the planner sees which partial index covers them.
+        found.add(f"({' OR '.join(f't.state = {int(state)}' for state in where.states)})")
     found.values.append(limit)
     sql = f"SELECT {_TASK} FROM {source} WHERE {found} ORDER BY t.task_id LIMIT ${len(found.values)}"
     return [Task(*row) for row in await con.fetch(sql, *found.values)]
@@ -165,3 +164,26 @@ async def diagnose(con: Connection, settings: Settings) -> dict[str, Any]:
         "WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()"
     )
     return {**found, **await describe(con)}
+
+
+async def in_the_way(con: Connection, pid: int) -> str:
+    """Who holds what backend `pid` waits for, and who those wait for, for a person to read."""
+    rows = await con.fetch(
+        """
+WITH RECURSIVE b(pid) AS (
+    SELECT unnest(pg_blocking_pids($1)) UNION SELECT unnest(pg_blocking_pids(b.pid)) FROM b
+)
+SELECT a.pid, coalesce(a.usename::text, '?'), a.application_name, coalesce(host(a.client_addr), 'local'), a.state,
+       extract(epoch FROM clock_timestamp() - a.xact_start)::float8,
+       left(regexp_replace(a.query, '[[:space:]]+', ' ', 'g'), 80)
+FROM b JOIN pg_stat_activity a ON a.pid = b.pid WHERE b.pid <> $1 ORDER BY a.xact_start""",
+        pid,
+    )
+    return (
+        "; ".join(
+            f"pid {row[0]} ({row[1]} from {row[3]}, {row[2] or 'no application name'}, {row[4]}, "
+            f"in its transaction for {row[5] or 0:.1f} s: {row[6]})"
+            for row in rows
+        )
+        or "nobody that can be seen"
+    )

@@ -31,9 +31,10 @@ CREATE TABLE fencepost.pool (
     policy text NOT NULL
 );
 
--- Hot: every claim, renewal and commit is an update. fillfactor leaves room for the new version on the same page, so
--- that an update of no indexed column (a renewal, a checkpoint) is HOT: it touches no index and is pruned in passing.
--- Vacuum comes early and in small steps, because the index of what is alive is only as fast as it is free of dead entries.
+-- Hot: every claim, renewal and commit is an update. Half of each page is left free, so that the new version of a row
+-- nearly always stands on the same page, where only what changed is logged, and a renewal or checkpoint is HOT: it
+-- touches no index and is pruned in passing. Vacuum comes early and in small steps, because the index of what is ready
+-- is only as fast as it is free of dead entries.
 CREATE TABLE fencepost.task (
     task_id text COLLATE "C" PRIMARY KEY,
     pool text COLLATE "C" NOT NULL,
@@ -71,16 +72,19 @@ CREATE TABLE fencepost.task (
     pruned_to_version bigint NOT NULL,
     trace_context text
 ) WITH (
-    fillfactor = 70,
+    fillfactor = 50,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 1,
     autovacuum_analyze_scale_factor = 0.05
 );
 
--- What is alive. Kind stands before priority, so that a scan for some kinds never walks over the others; a
--- scan jumps from kind to kind and from priority to priority.
-CREATE INDEX task_live ON fencepost.task (pool, state, queue, kind, priority, available_at, task_id) WHERE state < 3;
+-- What is ready. Kind stands before priority, so that a scan for some kinds never walks over the others; a scan jumps
+-- from kind to kind and from priority to priority.
+CREATE INDEX task_ready ON fencepost.task (pool, queue, kind, priority, available_at, task_id) WHERE state = 1;
+
+-- What is claimed, for the search for lapsed leases: few at any time, so that the smallest entry is the best.
+CREATE INDEX task_claimed ON fencepost.task (pool) WHERE state = 2;
 
 CREATE TABLE fencepost.input (
     task_id text COLLATE "C" PRIMARY KEY,
