@@ -36,6 +36,7 @@ from fencepost.stores.postgres_connections import (
 from fencepost.stores.postgres_feed import Feed
 from fencepost.stores.postgres_guesses import Guesses
 from fencepost.stores.postgres_load import CLOCK, Reading
+from fencepost.stores.postgres_scan import Scanner
 from fencepost.stores.postgres_swift import MOST_GROUPS, Group, apply_swift, sort
 from fencepost.stores.postgres_wakeups import Listener, Notifier
 from fencepost.stores.schema import Migration, MigrationState
@@ -58,6 +59,7 @@ class PostgresStore:
         self.namespace = ""
         self._where = _without_password(url)
         self._reading = Reading(clock)
+        self._scanner = Scanner(clock)
         self._feed = Feed(0)
         self._guesses = Guesses()
         self.swaps_won = 0
@@ -141,7 +143,7 @@ class PostgresStore:
                 guesses.answered(into)
             return None
         if kind is Scan:
-            found = await self._again(con, self._reading.scan, step)
+            found = await self._again(con, self._scanner.scan, step)
             guesses.answered(step.into)  # type: ignore[union-attr]
             if not step.lapsed:  # type: ignore[union-attr]
                 guesses.plenty = len(found) == step.limit  # type: ignore[union-attr]
@@ -194,14 +196,23 @@ class PostgresStore:
             await self._again(con, apply_log, log, base)
         answer = [id(writes) in won for writes in sets]
         self._guesses.applied(sets, answer)
-        self.swaps_won += sum(answer)
-        self.swaps_lost += len(answer) - sum(answer)
+        self._count(sets, answer)
         if any(
             stands and any(write.task.state == READY for write in writes.tasks)
             for writes, stands in zip(sets, answer, strict=True)
         ):
             self._notifier.poke()
         return answer
+
+    def _count(self, sets: Sequence[WriteSet], won: Sequence[bool]) -> None:
+        tried = lost = 0
+        for writes, stands in zip(sets, won, strict=True):
+            if writes.tasks and writes.tasks[0].family == "claim":
+                tried += 1
+                lost += not stands
+        self._scanner.share.claimed(tried, lost)
+        self.swaps_won += sum(won)
+        self.swaps_lost += len(won) - sum(won)
 
     async def _lock_pools(self, con: Connection, names: Sequence[str]) -> list[Any]:
         """Lock pools to write them: waits for every batch that compares their epoch, at most `raise_timeout`."""

@@ -1,4 +1,4 @@
-"""Load and Scan on PostgreSQL: plain reads, few statements, each answer with the store's clock.
+"""Load on PostgreSQL: plain reads, few statements, each answer with the store's clock.
 
 What one statement reads is one snapshot, and the clock is read after that snapshot was taken: nothing that is seen
 was written later than the time it is judged at. Records that are read in further statements are younger than the
@@ -7,15 +7,14 @@ tasks; an acceptance compares the tasks' versions and so notices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from fencepost.kernel.records import Content, Pool, Task
+from fencepost.kernel.records import Task
 from fencepost.kernel.writes import Keys, Snapshot
 from fencepost.stores import codec
-from fencepost.stores.base import REQUEST_RETENTION_US, Scan
+from fencepost.stores.base import REQUEST_RETENTION_US
 from fencepost.stores.postgres_connections import Connection
 from fencepost.stores.postgres_rows import listed
 
@@ -45,14 +44,9 @@ LOAD_STARTS = (
     "WHERE e.name = 'attempt_started' ORDER BY e.task_id, e.generation, e.state_version"
 )
 
-# The ready scan, as in SQLite's (see sqlite_ready): of each lane, which is a queue and a kind, the lowest priority
-# above $5; of all lanes, the lowest of these; of the lanes that have it, what is due, in order.
-_READY = "FROM fencepost.task t WHERE t.pool = $1 AND t.state = 1"
-_FLOOR = -(1 << 15)
-
 
 class Reading:
-    """The statements, for one clock."""
+    """Loads, by one clock."""
 
     def __init__(self, clock: str = CLOCK) -> None:
         self.clock = f"SELECT {clock}"
@@ -69,65 +63,6 @@ SELECT (SELECT now FROM c), (
 ), {", ".join(["NULL"] * len(codec.TASK_COLUMNS))}
 UNION ALL
 SELECT NULL, NULL, NULL, {_TASK} FROM fencepost.task t WHERE t.task_id = ANY($1::text[])"""
-        first = ", ".join(["NULL"] * (len(codec.TASK_COLUMNS) + 3))
-        tail = f"SELECT NULL::bigint, NULL::int2, NULL::bool, {_TASK}, i.data, i.digest, i.is_binary"
-        self.one_lane = f"""
-WITH c AS MATERIALIZED (SELECT {clock} AS now),
-b AS MATERIALIZED (SELECT t.priority {_READY} AND t.queue = $2 AND t.kind = $3 AND t.priority > $5
-                   ORDER BY t.priority LIMIT 1)
-SELECT (SELECT now FROM c), (SELECT priority FROM b),
-EXISTS (SELECT 1 {_READY} AND t.queue = $2 AND t.kind = $3 AND t.priority > (SELECT priority FROM b)), {first}
-UNION ALL (
-{tail} FROM fencepost.task t LEFT JOIN fencepost.input i ON i.task_id = t.task_id
-WHERE t.pool = $1 AND t.state = 1 AND t.queue = $2 AND t.kind = $3
-AND t.priority = (SELECT priority FROM b) AND t.available_at <= (SELECT now FROM c)
-ORDER BY t.available_at, t.task_id LIMIT $4)"""
-        self.lanes = self._lanes(
-            clock, first, tail, "SELECT w.queue, w.kind FROM unnest($2::text[], $3::text[]) w(queue, kind)"
-        )
-        walk = f"""
-SELECT w.queue, (SELECT t.kind {_READY} AND t.queue = w.queue ORDER BY t.kind LIMIT 1)
-FROM unnest($2::text[]) w(queue) WHERE $3::text[] IS NULL
-UNION ALL
-SELECT k.queue, (SELECT t.kind {_READY} AND t.queue = k.queue AND t.kind > k.kind ORDER BY t.kind LIMIT 1)
-FROM k WHERE k.kind IS NOT NULL"""
-        self.any_kind = self._lanes(clock, first, tail, walk)
-        self.queues = f"""
-WITH RECURSIVE q(queue) AS (
-    (SELECT t.queue {_READY} ORDER BY t.queue LIMIT 1)
-    UNION ALL
-    SELECT (SELECT t.queue {_READY} AND t.queue > q.queue ORDER BY t.queue LIMIT 1) FROM q WHERE q.queue IS NOT NULL
-)
-SELECT queue FROM q WHERE queue IS NOT NULL"""
-        self.lapsed = f"""
-WITH c AS MATERIALIZED (SELECT {clock} AS now)
-SELECT (SELECT now FROM c), NULL::int2, NULL::bool, {first}
-UNION ALL (
-{tail} FROM fencepost.task t LEFT JOIN fencepost.input i ON i.task_id = t.task_id
-WHERE t.pool = $1 AND t.state = 2 AND (t.lease_expires_at <= (SELECT now FROM c) - $2::bigint OR t.scheduler_epoch < $3)
-AND ($4::text[] IS NULL OR t.queue = ANY($4)) AND ($5::text[] IS NULL OR t.kind = ANY($5))
-ORDER BY t.priority, t.available_at, t.task_id LIMIT $6)"""
-
-    @staticmethod
-    def _lanes(clock: str, first: str, tail: str, lanes: str) -> str:
-        lane = f"{_READY} AND t.queue = k.queue AND t.kind = k.kind"
-        return f"""
-WITH RECURSIVE c AS MATERIALIZED (SELECT {clock} AS now), k(queue, kind) AS ({lanes}),
-h AS MATERIALIZED (
-    SELECT k.queue, k.kind, (SELECT t.priority {lane} AND t.priority > $5 ORDER BY t.priority LIMIT 1) AS priority
-    FROM k WHERE k.kind IS NOT NULL),
-b AS MATERIALIZED (SELECT min(h.priority) AS priority FROM h),
-x AS MATERIALIZED (
-    SELECT l.available_at, l.task_id FROM h AS k CROSS JOIN LATERAL (
-        SELECT t.available_at, t.task_id {lane} AND t.priority = k.priority
-        AND t.available_at <= (SELECT now FROM c) ORDER BY t.available_at, t.task_id LIMIT $4
-    ) l WHERE k.priority = (SELECT priority FROM b) ORDER BY 1, 2 LIMIT $4)
-SELECT (SELECT now FROM c), (SELECT priority FROM b),
-EXISTS (SELECT 1 FROM h WHERE h.priority > (SELECT priority FROM b))
-OR EXISTS (SELECT 1 FROM h AS k WHERE EXISTS (SELECT 1 {lane} AND t.priority > k.priority)), {first}
-UNION ALL (
-{tail} FROM x JOIN fencepost.task t ON t.task_id = x.task_id LEFT JOIN fencepost.input i ON i.task_id = t.task_id
-ORDER BY x.available_at, x.task_id)"""
 
     async def now(self, con: Connection) -> int:
         return await con.fetchval(self.clock)  # type: ignore[no-any-return]
@@ -138,7 +73,7 @@ ORDER BY x.available_at, x.task_id)"""
             now, pools, requests = rows[0][:3]
             into.now = now
             for row in () if pools is None else _decode(pools):
-                into.pools[row[0]] = _pool(row)
+                into.pools[row[0]] = codec.pool(row)
             for row in () if requests is None else _decode(requests):
                 into.requests[row[0]] = codec.request(row)
             tasks = into.tasks
@@ -173,53 +108,3 @@ ORDER BY x.available_at, x.task_id)"""
             for row in await con.fetch(LOAD_STARTS, [task for task, _ in wanted], [number for _, number in wanted]):
                 event = codec.event(row)
                 into.starts[(event.task_id, event.generation)] = event
-
-    async def scan(self, con: Connection, step: Scan) -> list[Task]:
-        queues = None if step.queues is None else list(dict.fromkeys(step.queues))
-        kinds = None if step.kinds is None else list(dict.fromkeys(step.kinds))
-        found: list[Task] = []
-        if step.limit <= 0 or queues == [] or kinds == []:
-            step.into.now = await self.now(con)
-        elif step.lapsed:
-            rows = await con.fetch(self.lapsed, step.pool, step.grace_us, step.epoch, queues, kinds, step.limit)
-            _take(rows, step.into, found)
-        else:
-            if queues is None:
-                queues = [row[0] for row in await con.fetch(self.queues, step.pool)]
-            await self._ready(con, step, queues, kinds, found)
-        return found
-
-    async def _ready(
-        self, con: Connection, step: Scan, queues: list[str], kinds: list[str] | None, found: list[Task]
-    ) -> None:
-        chosen: Any
-        if kinds is None:
-            sql, chosen = self.any_kind, (queues, None)
-        elif len(queues) == 1 and len(kinds) == 1:
-            sql, chosen = self.one_lane, (queues[0], kinds[0])
-        else:
-            lanes = [(queue, kind) for queue in queues for kind in kinds]
-            sql, chosen = self.lanes, ([queue for queue, _ in lanes], [kind for _, kind in lanes])
-        floor = _FLOOR
-        while True:
-            rows = await con.fetch(sql, step.pool, *chosen, step.limit - len(found), floor)
-            _take(rows, step.into, found)
-            _, floor, more = rows[0][:3]
-            if not more or len(found) >= step.limit:
-                return
-
-
-def _take(rows: Sequence[Any], into: Snapshot, found: list[Task]) -> None:
-    """The first row is the clock's, the others are tasks and their inputs."""
-    into.now = rows[0][0]
-    inputs = into.inputs
-    for row in rows[1:]:
-        task = Task(*row[3:-3])
-        data = row[-3]
-        if data is not None:
-            inputs[task.task_id] = Content(data, row[-2], row[-1] != 0)
-        found.append(task)
-
-
-def _pool(row: Sequence[Any]) -> Pool:
-    return codec.pool(row)
