@@ -197,10 +197,14 @@ class PostgresStore:
         answer = [id(writes) in won for writes in sets]
         self._guesses.applied(sets, answer)
         self._count(sets, answer)
-        if any(
-            stands and any(write.task.state == READY for write in writes.tasks)
-            for writes, stands in zip(sets, answer, strict=True)
-        ):
+        ready = False
+        for writes, stands in zip(sets, answer, strict=True):
+            if stands:
+                for write in writes.tasks:
+                    if write.task.state == READY:
+                        ready = True
+                        self._scanner.wrote(write.task)
+        if ready:
             self._notifier.poke()
         return answer
 

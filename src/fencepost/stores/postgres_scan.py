@@ -32,9 +32,11 @@ _BODY = f"NULL::bigint, NULL::int2, NULL::bool, {_TASK}, i.data, i.digest, i.is_
 _NOTHING = ", ".join(["NULL"] * (len(codec.TASK_COLUMNS) + 3))
 _FLOOR = -(1 << 15)
 
-# A look at the head that took so many seconds was slow; it is not repeated before so many times as long has passed.
-SLOW = 0.030
-_AGAIN = 10.0
+# A look at the head that took so many seconds, and so many for each task found, was slow. After two in a row the
+# next one waits until so many times as long has passed.
+SLOW = 0.003
+SLOW_A_TASK = 0.00002
+_AGAIN = 20.0
 # How long a share belongs to one service, in microseconds of the store's clock.
 TURN_US = 200_000
 MOST_SHARES = 64
@@ -93,6 +95,7 @@ class Scanner:
     def __init__(self, clock: str = CLOCK) -> None:
         self.share = Share()
         self._heads: dict[Any, _Head] = {}
+        self._slow = 0
         self._lapsed_again_at = 0.0
         self._clock = f"SELECT {clock}"
         named = "SELECT w.queue, w.kind FROM unnest($2::text[], $3::text[]) w(queue, kind)"
@@ -145,11 +148,21 @@ ORDER BY t.priority, t.available_at, t.task_id LIMIT $6)"""
         began = elapsed()
         found = await self._look(con, step, queues, kinds)
         took = elapsed() - began
-        if took > SLOW and found:
-            if len(self._heads) > 100:
-                self._heads.clear()
-            self._heads[question] = _Head(began + _AGAIN * took, found[-1], found)
+        if took < SLOW + SLOW_A_TASK * len(found):
+            self._slow = 0
+        elif found:
+            self._slow += 1
+            if self._slow > 1:
+                if len(self._heads) > 100:
+                    self._heads.clear()
+                self._heads[question] = _Head(began + _AGAIN * took, found[-1], found)
         return found
+
+    def wrote(self, task: Task) -> None:
+        """This service made `task` ready: what comes before where it goes on must be looked at."""
+        for question, head in list(self._heads.items()):
+            if (task.priority, task.available_at, task.task_id) < (head.priority, *head.after):
+                del self._heads[question]
 
     async def _look(self, con: Connection, step: Scan, queues: list[str], kinds: list[str] | None) -> list[Task]:
         """From the head."""
@@ -203,7 +216,7 @@ ORDER BY t.priority, t.available_at, t.task_id LIMIT $6)"""
         rows = await con.fetch(self._lapsed, step.pool, step.grace_us, step.epoch, queues, kinds, step.limit)
         found = _take(rows, step.into)
         took = elapsed() - began
-        if took > SLOW and not found:
+        if took > 2 * SLOW and not found:
             self._lapsed_again_at = began + _AGAIN * took
         return found
 
