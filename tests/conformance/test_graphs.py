@@ -154,6 +154,23 @@ async def test_the_same_commit_with_other_spawned_tasks_is_no_replay(client: Cli
     assert refusal(await client.task("b"))[0] == "NOT_FOUND"
 
 
+async def test_a_commit_asked_again_with_its_request_id_spawns_no_second_task(client: Client) -> None:
+    await given(client, "p")
+    claim = await claimed(client)
+    first = await committed(client, claim, 1, spawn=[NewTask(1), NewTask(1)], request_id="r")
+    again = await committed(client, claim, 1, spawn=[NewTask(1), NewTask(1)], request_id="r")
+    assert again.replayed and again.result_commit_id == first.result_commit_id
+    assert len((await client.tasks()).items) == 3
+
+
+async def test_a_wrong_spawn_is_named_as_such_and_nothing_is_written(client: Client) -> None:
+    await given(client, "p")
+    claim = await claimed(client)
+    with pytest.raises(InvalidRequest, match=r"spawn\[1\].depends_on: no task 'nobody'"):
+        await client.commit(claim, 1, spawn=[NewTask(1, task_id="a"), NewTask(1, depends_on=["nobody"])])
+    assert await state_of(client, "p") == "CLAIMED" and len((await client.tasks()).items) == 1
+
+
 async def test_a_spawned_id_that_stands_otherwise_stops_the_whole_commit(client: Client) -> None:
     await given(client, "t")
     await given(client, "taken", {"other": 1}, priority=9)

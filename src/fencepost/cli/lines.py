@@ -142,7 +142,7 @@ def new_task(value: Any, defaults: dict[str, Any], *, checked: bool = False) -> 
 def check(task: NewTask) -> None:
     """Raises InvalidRequest, naming the field, where `task` is wrong in itself. Reads and writes nothing."""
     try:
-        made = requests.new_task(task, "tasks[0]")
+        (made,) = requests.new_tasks([task], "tasks", None)
         admit(k.Submit(request_id=new_id(), tasks=(made,)), "")
     except InvalidRequest as error:
         raise InvalidRequest(error.field.removeprefix("tasks[0]."), error.limit) from None

@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from fencepost.client.renewal import Lease, Renewal
 
 
-# Attempts whose checkpoint numbers a client remembers.
+# Attempts whose checkpoint numbers a client remembers, and request ids under which it has made up task ids.
 REMEMBERED_ATTEMPTS = 10_000
+REMEMBERED_REQUESTS = 10_000
 
 
 class Client(PeopleDoors):
@@ -69,6 +70,7 @@ class Client(PeopleDoors):
         self.leases: dict[str, Lease] = {}  # what this client keeps renewed (`hold`, `Worker`), by attempt id
         self._keeper: Renewal | None = None
         self._checkpoints: dict[str, int] = {}  # attempt id → the number that this client gave last
+        self._bases: dict[str, str] = {}  # request id → what the task ids are made from that it left out
 
     @property
     def store_id(self) -> str:
@@ -159,13 +161,22 @@ class Client(PeopleDoors):
         found = await self.submit_many([task], request_id=request_id)
         return found if isinstance(found, Refused) else found[0]
 
+    def _base(self, request_id: str | None) -> str | None:
+        """A call that is asked again names the same tasks, also those whose ids it left to this client."""
+        if request_id is None:
+            return None
+        base = self._bases.setdefault(k.check_id(request_id, "request_id"), new_id())
+        while len(self._bases) > REMEMBERED_REQUESTS:
+            del self._bases[next(iter(self._bases))]
+        return base
+
     async def submit_many(
         self, tasks: Sequence[NewTask], *, request_id: str | None = None
     ) -> list[Submitted] | Refused:
         """Add up to 10 000 tasks, all or nothing; parents may stand in the same batch, in any order."""
         if len(tasks) > k.MAX_BATCH:
             raise InvalidRequest("tasks", f"at most {k.MAX_BATCH} tasks in a batch, got {len(tasks)}")
-        made = tuple(r.new_task(task, f"tasks[{position}]") for position, task in enumerate(tasks))
+        made = r.new_tasks(tasks, "tasks", self._base(request_id))
         return await self.backend.submit(k.Submit(request_id=request_id or new_id(), tasks=made))
 
     # claims -------------------------------------------------------------------------------------
@@ -336,7 +347,7 @@ class Client(PeopleDoors):
             result_digest=result_digest,
             content=content,
             result_commit_id=new_id(),
-            spawn=tuple(r.new_task(task, f"spawn[{position}]") for position, task in enumerate(spawn)) if spawn else (),
+            spawn=r.new_tasks(spawn, "spawn", self._base(request_id)) if spawn else (),
             usage=k.check_usage(dict(usage)) if usage else None,
         )
         return await self._end(command)  # type: ignore[no-any-return]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from hashlib import sha256
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
@@ -50,17 +52,33 @@ def names(value: Any, field: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def new_task(task: Any, field: str) -> k.NewTask:
-    """A submitted task, checked and digested. `field` names it in errors (`tasks[3]`)."""
-    if not isinstance(task, NewTask):
-        raise InvalidRequest(field, f"must be a NewTask, got {type(task).__name__}")
-    try:
-        return _new_task(task)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{field}.{error.field}", error.limit) from None
+def new_tasks(tasks: Sequence[Any], field: str, base: str | None) -> tuple[k.NewTask, ...]:
+    """Submitted tasks, checked and digested. `field[3]` names one in errors.
+
+    Those without an id of their own get one: a new one, or with `base` the same one again for the same `base`.
+    """
+    made = []
+    for position, task in enumerate(tasks):
+        if not isinstance(task, NewTask):
+            raise InvalidRequest(f"{field}[{position}]", f"must be a NewTask, got {type(task).__name__}")
+        try:
+            made.append(_new_task(task, base, position))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{field}[{position}].{error.field}", error.limit) from None
+    return tuple(made)
 
 
-def _new_task(task: NewTask) -> k.NewTask:
+def generated_id(base: str | None, position: int) -> str:
+    """A UUIDv7: a new one, or with `base` (another) of the base's time, and for each position always the same."""
+    if base is None:
+        return new_id()
+    bits = int.from_bytes(sha256(f"{base}/{position}".encode()).digest()[:10], "big")
+    number = UUID(base).int >> 80 << 80 | bits
+    number = number & ~(0xF << 76) | 7 << 76  # version
+    return str(UUID(int=number & ~(3 << 62) | 2 << 62))  # variant
+
+
+def _new_task(task: NewTask, base: str | None, position: int) -> k.NewTask:
     depends_on = names(task.depends_on, "depends_on")
     delay_us, available_at = 0, None
     if task.delay is not None and task.available_at is not None:
@@ -75,7 +93,7 @@ def _new_task(task: NewTask) -> k.NewTask:
     pool = k.check_id(task.pool, "pool")
     node_id = k.check_id(task.node_id, "node_id")
     return k.NewTask(
-        task_id=k.check_id(task.task_id, "task_id") if task.task_id is not None else new_id(),
+        task_id=k.check_id(task.task_id, "task_id") if task.task_id is not None else generated_id(base, position),
         pool=pool,
         queue=k.check_id(task.queue, "queue"),
         kind=k.check_id(task.kind, "kind"),

@@ -45,10 +45,11 @@ def insert_tasks(c: Context, writes: WriteSet, tasks: Sequence[NewTask], committ
     With `committing`, a commit's spawned tasks: the committing task counts as COMMITTED, and an id
     that stands otherwise is SPAWN_CONFLICT.
     """
+    field = "tasks" if committing is None else "spawn"
     new: dict[str, NewTask] = {}
     for position, task in enumerate(tasks):
         if task.task_id in new:
-            return Problem("INVALID", f"tasks[{position}].task_id", f"{task.task_id!r} appears twice in the batch")
+            return Problem("INVALID", f"{field}[{position}].task_id", f"{task.task_id!r} appears twice in the batch")
         new[task.task_id] = task
     standing = c.snapshot.tasks
     for task in tasks:
@@ -76,23 +77,23 @@ def insert_tasks(c: Context, writes: WriteSet, tasks: Sequence[NewTask], committ
         if task.task_id not in fresh:
             continue
         if len(set(task.depends_on)) != len(task.depends_on):
-            return Problem("INVALID", f"tasks[{position}].depends_on", "names a task twice")
+            return Problem("INVALID", f"{field}[{position}].depends_on", "names a task twice")
         for parent_id in task.depends_on:
             in_batch = fresh.get(parent_id)
             parent = standing.get(parent_id)
             if in_batch is None and parent is None:
                 return Problem(
-                    "INVALID", f"tasks[{position}].depends_on", f"no task {parent_id!r} in the batch or the store"
+                    "INVALID", f"{field}[{position}].depends_on", f"no task {parent_id!r} in the batch or the store"
                 )
             pool = in_batch.pool if in_batch is not None else parent.pool  # type: ignore[union-attr]
             if pool != task.pool:
                 return Problem(
                     "INVALID",
-                    f"tasks[{position}].depends_on",
+                    f"{field}[{position}].depends_on",
                     f"{parent_id!r} lives in pool {pool!r}, not {task.pool!r}",
                 )
             if parent is not None and parent.state == State.CANCELLED and task.cancel_with_parent:
-                return Problem("INVALID", f"tasks[{position}].depends_on", f"{parent_id!r} is cancelled")
+                return Problem("INVALID", f"{field}[{position}].depends_on", f"{parent_id!r} is cancelled")
             if in_batch is not None or not _counts_as_committed(parent, committing):
                 successors[parent_id] = successors.get(parent_id, 0) + 1
     for task in tasks:
