@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from uuid import UUID
 
 import pytest
 
@@ -19,6 +20,18 @@ async def test_the_same_submission_again_gives_the_standing_task(client: Client)
     assert isinstance(first, Submitted) and first.created
     assert isinstance(again, Submitted) and not again.created
     assert again.task.priority == 0
+
+
+async def test_a_submission_asked_again_with_its_request_id_adds_no_second_task(client: Client) -> None:
+    batch = [NewTask(1), NewTask(1), NewTask(2, task_id="own", depends_on=[])]
+    first = await client.submit_many(batch, request_id="r")
+    again = await client.submit_many(batch, request_id="r")
+    other = await client.submit_many(batch[:2], request_id="s")
+    assert isinstance(first, list) and isinstance(again, list) and isinstance(other, list)
+    assert [item.task.task_id for item in again] == [item.task.task_id for item in first]
+    assert not any(item.created for item in again) and all(item.created for item in other)
+    assert [UUID(item.task.task_id).version for item in first[:2]] == [7, 7]
+    assert len((await client.tasks()).items) == 5
 
 
 async def test_the_same_id_for_anything_else_is_a_conflict_and_nothing_of_the_batch_is_written(client: Client) -> None:
@@ -162,6 +175,18 @@ async def test_attempts_used_up_parks_the_task_instead_of_granting_it(client: Cl
     # X19: a reopened task is charged from 0 again.
     await client.reopen("t")
     assert (await claimed(client)).charged_attempts == 0
+
+
+async def test_a_claim_that_only_parks_what_it_is_offered_looks_at_what_is_behind(client: Client, world: World) -> None:
+    for n in range(3):
+        await given(client, f"worn-{n}", priority=-5, max_attempts=1)
+    await given(client, "fresh")
+    assert len(await client.claim_next(owner="A", limit=4)) == 4  # type: ignore[arg-type]
+    await world.advance(31)
+    found = await claimed(client, "B")
+    assert found.task_id == "fresh"
+    assert [await state_of(client, f"worn-{n}") for n in range(3)] == ["PARKED"] * 3
+    assert await client.claim_next(owner="B") == []
 
 
 async def test_ends_under_an_older_epoch_are_free_and_hold_nobody_up(client: Client, world: World) -> None:  # X20

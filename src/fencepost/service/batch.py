@@ -122,7 +122,11 @@ def plan(kernel: Kernel, batch: Sequence[Operation]) -> Generator[Load | Scan | 
             won = yield Apply(sets, log)
             log = []
             for operation, success in zip(setters, won, strict=True):
-                if not success:
+                if success and _parked_all(operation) and operation.tries < MAX_TRIES:
+                    operation.decision = None
+                    operation.tries += 1
+                    deferred.append(operation)
+                elif not success:
                     operation.decision = None
                     operation.tries += 1
                     if operation.tries < MAX_TRIES:
@@ -203,6 +207,15 @@ def _carries_more(operation: Operation, snapshot: Snapshot) -> bool:
         if task.task_id not in snapshot.inputs or task.checkpoint_generation or task.deps_total:
             return True
     return False
+
+
+def _parked_all(operation: Operation) -> bool:
+    """A claim_next that granted nothing and only parked, in passing, whatever it was offered: there may be more
+    behind these, so it looks again before it says that there is nothing."""
+    if operation.lane is None or operation.decision is None:
+        return False
+    answer = operation.decision.answer
+    return type(answer) is Granted and not answer.tasks
 
 
 def _reads_moved(operation: Operation, touched: set[Any]) -> bool:
