@@ -46,6 +46,7 @@ class Maintenance:
 
     async def _loop(self, interval: float) -> None:
         since_prune = 0.0
+        interval *= self._coordinator.store.capabilities.look_every
         while True:
             await asyncio.sleep(interval * (0.8 + random.random() * 0.4))
             since_prune += interval

@@ -2,7 +2,7 @@
 
 A task that becomes READY through this process wakes one waiter that asked for its queue and kind.
 What other processes write is noticed by one poll per process, of the store's change number, not of
-its tasks; and at least once a second, for delays that ended.
+its tasks, or by the store's own hints; and at least every `look_every` seconds, for delays that ended.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 from fencepost import clock
 from fencepost.errors import Unavailable
 from fencepost.kernel.records import Task
-from fencepost.stores.base import Store
+from fencepost.stores.base import HintingStore, Store
 
 POLL = 0.05
 AT_LEAST = 1.0
@@ -56,6 +57,10 @@ class Wakeups:
         self._store = store
         self._waiters: dict[Waiter, None] = {}  # in order of arrival
         self._poller: asyncio.Task[None] | None = None
+        self._look_every = store.capabilities.look_every
+        self._hinting = cast("HintingStore", store) if store.capabilities.hints else None
+        if self._hinting is not None:
+            self._hinting.subscribe(self._wake_heads)
 
     @property
     def anybody(self) -> bool:
@@ -75,6 +80,8 @@ class Wakeups:
     ) -> AsyncIterator[Waiter]:
         waiter = Waiter(pool, queues, kinds, wait)
         self._waiters[waiter] = None
+        if self._hinting is not None:
+            self._hinting.listen()
         if self._poller is None:
             self._poller = asyncio.create_task(self._poll(), name="fencepost-poll")
         try:
@@ -93,17 +100,21 @@ class Wakeups:
 
     async def _poll(self) -> None:
         seen: int | None = None
-        woken_at = clock.elapsed()
+        woken_at = watched_at = clock.elapsed()
         try:
             while self._waiters:
                 await asyncio.sleep(POLL * (0.75 + random.random() / 2))
                 try:
-                    version = await self._store.version()
+                    version = seen if self._hinting is not None else await self._store.version()
                 except Unavailable:
                     continue
-                if version != seen or clock.elapsed() - woken_at >= AT_LEAST:
-                    seen, woken_at = version, clock.elapsed()
+                now = clock.elapsed()
+                if version != seen or now - woken_at >= self._look_every:
+                    seen, woken_at = version, now
                     self._wake_heads()
+                elif now - watched_at >= AT_LEAST:
+                    watched_at = now
+                    self._wake_watchers()
         finally:
             self._poller = None
 
@@ -114,6 +125,12 @@ class Wakeups:
             question = (waiter.pool, waiter.queues, waiter.kinds)
             if waiter.pool is None or question not in asked:
                 asked.add(question)
+                waiter.signal.set()
+
+    def _wake_watchers(self) -> None:
+        """Those who wait for a result, which is no task that became ready."""
+        for waiter in self._waiters:
+            if waiter.pool is None:
                 waiter.signal.set()
 
     def close(self) -> None:

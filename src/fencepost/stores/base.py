@@ -9,7 +9,7 @@ and answers by loading again. Rules are in the kernel in both cases.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -85,6 +85,8 @@ class StoreCapabilities(msgspec.Struct, frozen=True):
     durable: bool  # survives the process
     shared: bool  # several processes may open it at once
     loses_swaps: bool  # Apply may answer False although the plan loaded just before
+    hints: bool = False  # `subscribe` calls back when something became ready, whoever made it so
+    look_every: float = 1.0  # seconds between looks of an idle process at tasks: each costs the store a few statements
 
 
 class TaskFilter(msgspec.Struct, frozen=True):
@@ -131,7 +133,8 @@ class Store(Protocol):
         """
 
     async def version(self) -> int:
-        """A number that differs when anybody has written since it was last asked. Cheap: idle workers poll it."""
+        """A number that differs when anybody has written since it was last asked. Cheap: watchers poll it, and idle
+        workers of stores that do not hint."""
 
     # read side: consistent for the one call, on connections that hold no transaction afterwards
 
@@ -179,3 +182,14 @@ class Store(Protocol):
         """For `doctor`: versions, file, journal mode, sizes, integrity."""
 
     async def close(self) -> None: ...
+
+
+class HintingStore(Store, Protocol):
+    """A store whose capabilities say `hints`."""
+
+    def subscribe(self, changed: Callable[[], None]) -> None:
+        """Call `changed`, on the store's event loop, when something became ready, whoever made it so. A hint: it may
+        come for nothing, and may be lost."""
+
+    def listen(self) -> None:
+        """Somebody waits: hear what other processes say from now on."""

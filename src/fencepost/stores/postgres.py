@@ -50,13 +50,17 @@ class PostgresStore:
     """`await PostgresStore.open(url)`. Belongs to the event loop that opened it; other threads and loops open their
     own, and so does a forked child."""
 
-    capabilities = StoreCapabilities(durable=True, shared=True, loses_swaps=True)
+    capabilities = StoreCapabilities(durable=True, shared=True, loses_swaps=True, hints=True, look_every=6.0)
+    # Through a pooler nobody can listen.
+    unheard = StoreCapabilities(durable=True, shared=True, loses_swaps=True, hints=True, look_every=1.0)
 
     def __init__(self, url: str, dsn: str, settings: Settings, clock: str) -> None:
         self.url = url
         self.settings = settings
         self.store_id = ""
         self.namespace = ""
+        if settings.pgbouncer:
+            self.capabilities = self.unheard
         self._where = _without_password(url)
         self._reading = Reading(clock)
         self._scanner = Scanner(clock)
@@ -197,15 +201,12 @@ class PostgresStore:
         answer = [id(writes) in won for writes in sets]
         self._guesses.applied(sets, answer)
         self._count(sets, answer)
-        ready = False
         for writes, stands in zip(sets, answer, strict=True):
             if stands:
                 for write in writes.tasks:
                     if write.task.state == READY:
-                        ready = True
                         self._scanner.wrote(write.task)
-        if ready:
-            self._notifier.poke()
+                        self._notifier.hint((write.task.available_at - self._guesses.now()) / 1e6)
         return answer
 
     def _count(self, sets: Sequence[WriteSet], won: Sequence[bool]) -> None:
@@ -269,7 +270,15 @@ class PostgresStore:
             raise translate(error) from error
 
     async def version(self) -> int:
-        return await self._listener.version()
+        return await self._read(views.version)
+
+    def subscribe(self, changed: Callable[[], None]) -> None:
+        """`changed` is called on this store's event loop when something became ready, whoever made it so: a hint."""
+        self._listener.subscribe(changed)
+
+    def listen(self) -> None:
+        """Somebody waits: hear what other processes say from now on."""
+        self._listener.start()
 
     async def clock(self) -> int:
         return await self._read(self._reading.now)

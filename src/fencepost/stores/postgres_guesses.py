@@ -52,6 +52,10 @@ class Guesses:
         into.guessed = True
         return True
 
+    def now(self) -> int:
+        """The store's clock, as far as it is known here."""
+        return (self._now or 0) + to_us(elapsed() - self._at)
+
     def answered(self, into: Snapshot) -> None:
         """The server has answered a Load or Scan into this."""
         self._now, self._at = into.now, elapsed()

@@ -30,6 +30,10 @@ async def pools(con: Connection) -> list[Pool]:
     return [codec.pool(row) for row in rows]
 
 
+async def version(con: Connection) -> int:
+    return await con.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")  # type: ignore[no-any-return]
+
+
 async def tasks(con: Connection, where: TaskFilter, after: str | None, limit: int) -> list[Task]:
     source, found = "fencepost.task t", Where()
     if where.parent is not None:
