@@ -20,7 +20,7 @@ async def test_b13_a_worker_asleep_for_three_leases_wakes_and_its_tool_call_is_s
     a = await stage.worker("A", ttl=0.6)
     await a.reaches("started")
     a.tell("go", task="nothing")
-    await a.pause()
+    await stage.pause(a)
     b = await stage.worker("B", ttl=0.6)
     await b.reaches("started")
     b.tell("go", task="t")

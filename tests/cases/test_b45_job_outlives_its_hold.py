@@ -109,7 +109,7 @@ async def fence_each_other(stage: Stage, seconds: float) -> None:
                 break
             await asyncio.sleep(0.02)
             continue
-        await holder.pause()
+        await stage.pause(holder)
         try:
             await until(lambda g=view.generation: moved_on(client, g), within=10.0)  # type: ignore[misc]
         finally:

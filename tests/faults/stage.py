@@ -286,6 +286,21 @@ class Stage:
         await made.reaches("connected")
         return made
 
+    async def pause(self, program: Program) -> None:
+        """Stop it anywhere but inside a transaction: SQLite's one write lock would stay with it, and stop everybody."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                await program.pause()
+                try:
+                    with self.sql(wait=0.5) as con:
+                        con.execute("BEGIN IMMEDIATE")
+                        con.execute("ROLLBACK")
+                except apsw.BusyError:
+                    program.wake()
+                    await asyncio.sleep(0.01)  # on to another place
+                else:
+                    return
+
     def advance(self, seconds: float, *, wait: float = 30.0) -> None:
         """Move the store's clock on: it never goes below the highest time that it has stored."""
         with self.sql(wait=wait) as con:

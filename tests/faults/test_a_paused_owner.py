@@ -81,7 +81,7 @@ async def test_a_worker_that_was_paused_drops_the_task_goes_on_and_ends_with_0(s
     await client.submit(NewTask(None, task_id="t", kind="hold"))
     a = await stage.worker("A", ttl=0.6)
     await a.reaches("started")
-    await a.pause()
+    await stage.pause(a)
     b = await stage.worker("B", ttl=0.6)
     assert (await b.reaches("started"))["generation"] == 2
     b.tell("go", task="t")

@@ -13,10 +13,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import IO, Any
 
+import apsw
 import msgspec
 
 PATIENCE = 20.0  # seconds that any single event may take before the demo gives up
@@ -115,14 +117,23 @@ class Cast:
         pipe.write(b"go\n")
         pipe.flush()
 
-    def pause(self, name: str) -> None:
-        """SIGSTOP, and back only when the process really stands still."""
+    def pause(self, name: str, file: str) -> None:
+        """SIGSTOP, and back only when the process really stands still.
+
+        Anywhere but inside a transaction on `file`: SQLite's one write lock would stay with it, in either queue, and
+        nobody could take over before it wakes.
+        """
         process = self._processes[name]
-        process.send_signal(signal.SIGSTOP)
-        _, status = os.waitpid(process.pid, os.WUNTRACED)
-        if not os.WIFSTOPPED(status):
-            process.returncode = os.waitstatus_to_exitcode(status)
-            raise NotAsExpected(f"worker {name} ended before it could be stopped\n{self._said(name)}")
+        while True:
+            process.send_signal(signal.SIGSTOP)
+            _, status = os.waitpid(process.pid, os.WUNTRACED)
+            if not os.WIFSTOPPED(status):
+                process.returncode = os.waitstatus_to_exitcode(status)
+                raise NotAsExpected(f"worker {name} ended before it could be stopped\n{self._said(name)}")
+            if _can_be_written(file):
+                return
+            self.wake(name)
+            time.sleep(TICK / 10)
 
     def wake(self, name: str) -> None:
         self._processes[name].send_signal(signal.SIGCONT)
@@ -168,6 +179,19 @@ class Cast:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _can_be_written(file: str) -> bool:
+    db = apsw.Connection(file)
+    try:
+        db.set_busy_timeout(500)
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("ROLLBACK")
+    except apsw.BusyError:
+        return False
+    finally:
+        db.close()
+    return True
 
 
 def _close(pipe: IO[bytes]) -> None:

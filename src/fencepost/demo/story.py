@@ -49,6 +49,7 @@ class Stage(Protocol):
 
     kind: str  # what the worker processes are told
     where: str
+    file: str
 
     def put(self, tasks: dict[str, Document]) -> None: ...
 
@@ -71,7 +72,7 @@ class UsualStage:
     kind = "usual"
 
     def __init__(self, folder: Path) -> None:
-        self.where = str(folder / "usual.db")
+        self.where = self.file = str(folder / "usual.db")
         self._queue = UsualQueue(self.where)
 
     def put(self, tasks: dict[str, Document]) -> None:
@@ -112,7 +113,8 @@ class FencepostStage:
     kind = "fencepost"
 
     def __init__(self, folder: Path) -> None:
-        self.where = f"sqlite:///{folder / 'fencepost.db'}"
+        self.file = str(folder / "fencepost.db")
+        self.where = f"sqlite:///{self.file}"
         self._client = sync.connect(self.where)
 
     def put(self, tasks: dict[str, Document]) -> None:
@@ -213,7 +215,7 @@ def play(
 
         half_way = ("A", "read", CHOSEN, STOP_AT)
         cast.expect("A is in mid-task", lambda line: (line.worker, line.did, line.task, line.percent) == half_way, seen)
-        cast.pause("A")
+        cast.pause("A", stage.file)
         tell(f"A is stopped (SIGSTOP) at {STOP_AT} % of {chosen.title}. Seen from outside it is dead")
         documents.correct(chosen)
         tell(f"{chosen.title} is corrected meanwhile: a paragraph is added")
