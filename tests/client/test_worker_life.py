@@ -434,3 +434,31 @@ async def test_a_claim_call_that_hangs_does_not_keep_the_worker_from_ending(monk
 
 async def asked_to_claim(faults: Faults) -> bool:
     return bool(faults.request_ids(k.ClaimNext))
+
+
+async def test_a_max_ttl_that_is_lowered_under_a_running_worker_ends_neither_it_nor_what_it_runs(client: MemoryClient):
+    play = Gated(ttl=0.9)
+    await client.submit(play.gated.task(task_id="t"))
+    async with Working(Worker(client, play.app, concurrency=2)) as working:
+        await play.begun()
+        await client.set_policy(max_ttl=0.6)
+        (lease,) = client.leases.values()
+        await until(lambda: _says(lease.terms.ttl == 0.6), "the lease is kept within the new limit")
+        assert lease.terms.renew_interval < lease.terms.trust_window < 0.6
+        renewed = lease.trusted_until
+        await until(lambda: _says(lease.trusted_until > renewed), "it is renewed again")
+        await client.submit(play.gated.task(task_id="u"))
+        await until(lambda: _claimed(client, "u"), "the worker goes on claiming")
+        play.go_on.set()
+        assert (await client.result("t", wait=BOUND)).value == "done"
+        assert (await client.result("u", wait=BOUND)).value == "done"
+    assert working.code == 0 and play.cancelled == 0
+    assert await ends_of(client, "t") == ["COMMITTED"]
+
+
+async def _says(so: bool) -> bool:
+    return so
+
+
+async def _claimed(client: MemoryClient, task_id: str) -> bool:
+    return await state_of(client, task_id) == "CLAIMED"

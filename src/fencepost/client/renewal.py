@@ -74,6 +74,13 @@ class Terms(msgspec.Struct, frozen=True):
             )
         return cls(float(ttl), float(interval), float(window))
 
+    def within(self, max_ttl: float) -> Terms:
+        """These terms, or where their ttl is above `max_ttl` all of them shortened in proportion."""
+        if self.ttl <= max_ttl:
+            return self
+        share = max_ttl / self.ttl
+        return Terms(max_ttl, self.renew_interval * share, self.trust_window * share)
+
 
 class Loss(msgspec.Struct, frozen=True):
     """Why a lease is over for its holder. `refused` is the door's answer; None where only the local window ended."""
@@ -338,6 +345,8 @@ class Renewal:
             self.beats += 1
             answers = await self._call(client, beat, self._patience(beat, now))
             retry = False
+            if any(isinstance(answer, InvalidRequest) and answer.field == "ttl" for answer in answers):
+                await self._shorten(client, beat)
             for lease, answer in zip(beat.leases, answers, strict=True):
                 if lease.pending is not beat or not lease.active:
                     continue
@@ -350,6 +359,33 @@ class Renewal:
             if not retry:
                 return
             await asyncio.sleep(FIRST_RETRY * min(2 ** (beat.tries - 1), 16) * random.uniform(0.5, 1.0))
+
+    async def _shorten(self, client: Any, beat: _Beat) -> None:
+        """A pool's max_ttl was lowered below the ttl of leases that are kept: renew them for less from now on.
+
+        What was granted stands, so they are trusted as long as before.
+        """
+        try:
+            async with asyncio.timeout(self._patience(beat, self._now())):
+                limits = {pool.name: float(pool.policy["max_ttl"]) for pool in await client.pools()}
+        except (Unavailable, TimeoutError) as error:
+            log.debug("the pools' policies could not be read (%s); the beat is asked again", error)
+            return
+        for lease in beat.leases:
+            terms = lease.terms.within(limits.get(lease.claim.pool, lease.terms.ttl))
+            if terms is not lease.terms and lease.pending is beat:
+                log.warning(
+                    "the pool's max_ttl was lowered: task %s is kept with a ttl of %g s from now on, not %g s",
+                    lease.claim.task_id,
+                    terms.ttl,
+                    lease.terms.ttl,
+                    extra={"task_id": lease.claim.task_id, "generation": lease.claim.generation},
+                )
+                lease.terms = terms
+                lease.claim = msgspec.structs.replace(lease.claim, ttl=terms.ttl)
+                lease.pending = None
+                lease.next_beat = self._now()
+        self._nudge()
 
     def _patience(self, beat: _Beat, now: float) -> float:
         """How long one call may take: below what is left of any window, so that one that hangs can be asked again.
@@ -395,7 +431,8 @@ class Renewal:
             lease.remaining(),
             extra={"task_id": lease.claim.task_id, "generation": lease.claim.generation},
         )
-        if isinstance(error, InvalidRequest):  # the call itself is wrong: asking again says the same
+        if isinstance(error, InvalidRequest) and error.field != "ttl":
+            # The call itself is wrong: asking again says the same. (About a ttl: see `_shorten`.)
             self._lose(lease, Loss(f"renewing is not possible ({error})"))
 
     def _answered(self, lease: Lease, sent: float, answer: Any) -> None:

@@ -55,7 +55,8 @@ class Worker:
     store went back in time) always stops.
 
     `renew_interval` and `trust_window` default to a third and five sixths of each handler's ttl. Raises
-    InvalidRequest for settings that cannot be safe; those against the pool's policy are checked by `run`.
+    InvalidRequest for settings that cannot be safe; those against the pool's policy are checked by `run`. A max_ttl
+    that is lowered while it runs shortens its leases from then on.
     """
 
     def __init__(
@@ -145,8 +146,27 @@ class Worker:
     def _settle_terms(self, max_ttl: float | None) -> None:
         for work in self._works.all():
             self._terms[work.ttl] = Terms.of(work.ttl, *self._timing, max_ttl=max_ttl)
-        self._ttl = min(self._terms)
-        self._wait = min(LONGEST_WAIT, self._terms[self._ttl].renew_interval / 2)
+        self._shortest()
+
+    def _shortest(self) -> None:
+        shortest = min(self._terms.values(), key=lambda terms: terms.ttl)
+        self._ttl = shortest.ttl
+        self._wait = min(LONGEST_WAIT, shortest.renew_interval / 2)
+
+    async def _shorten(self, error: InvalidRequest) -> bool:
+        """The pool's max_ttl was lowered under the running worker: it claims for less from now on."""
+        pool = await self._client.pool(self.pool)
+        if error.field != "ttl" or isinstance(pool, Refused):
+            return False
+        max_ttl = float(pool.policy["max_ttl"])
+        log.warning(
+            "the pool's max_ttl was lowered to %g s: the worker claims and renews within it",
+            max_ttl,
+            extra={"owner": self.owner, "pool": self.pool},
+        )
+        self._terms = {ttl: terms.within(max_ttl) for ttl, terms in self._terms.items()}
+        self._shortest()
+        return True
 
     async def _open(self) -> int | None:
         """The pool's policy is known and the renewal thread runs; or the exit code."""
@@ -261,6 +281,13 @@ class Worker:
                 return call.result()
             except Unavailable as error:
                 return error
+            except InvalidRequest as error:
+                try:
+                    if not await self._shorten(error):
+                        raise error
+                except Unavailable as unreachable:
+                    return unreachable
+                return None  # the same question, for less
         finally:
             waits: set[asyncio.Future[Any]] = {call, changed}
             for each in waits:
