@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from fencepost.client.client import Client
 from fencepost.errors import InvalidRequest
+from fencepost.kernel.commands import check_integer
 from fencepost.stores.base import Store
 from fencepost.wire import Backend
 
@@ -48,6 +49,8 @@ def connect(url: str, *, epoch: int | Mapping[str, int] | None = None, create: b
 
 async def _connect(url: str, epoch: int | Mapping[str, int] | None, create: bool) -> Client:
     url = absolute(url)
+    for number in epoch.values() if isinstance(epoch, Mapping) else () if epoch is None else (epoch,):
+        check_integer(number, "epoch", 0)
     opener = await _opener(url, create)
     backend = await opener()
     client = Client(backend, url=url, reopen=opener, epochs={}, given=epoch)
@@ -75,6 +78,8 @@ async def open_store(url: str, *, create: bool = True) -> Store:
 
         return await PostgresStore.open(url, create=create)
     if parts.scheme == "memory":
+        if parts.netloc or parts.path or parts.query or parts.fragment:
+            raise InvalidRequest("url", "a store in memory has no name: memory:// makes a new one each time")
         from fencepost.stores.memory import MemoryStore
 
         return MemoryStore()

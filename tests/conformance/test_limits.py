@@ -177,3 +177,48 @@ async def test_structs_and_dataclasses_are_taken_as_their_fields(client: Client)
     await committed(client, claim, Summary(7))
     result = await client.result("t")
     assert isinstance(result, Result) and result.value == {"words": 7}
+
+
+async def test_what_is_no_claim_is_a_wrong_call_at_every_door(client: Client) -> None:
+    await given(client)
+    refused: Any = await client.claim("t", expected_state_version=9, owner="A")
+    assert refused.outcome == "CONFLICT"
+    for no_claim in (refused, None, "t"):
+        for call in (
+            client.renew(no_claim),
+            client.renew_many([no_claim]),
+            client.checkpoint(no_claim, 1),
+            client.stage(no_claim, 1),
+            client.usage(no_claim, tokens=1),
+            client.commit(no_claim, 1),
+            client.release(no_claim),
+            client.fail(no_claim, "why"),
+        ):
+            with pytest.raises(InvalidRequest, match="claim: must be a Claim"):
+                await call
+        with pytest.raises(InvalidRequest, match="claim: must be a Claim"):
+            client.hold(no_claim)
+    assert await state_of(client) == "READY"
+
+
+async def test_wrong_shapes_of_calls_are_named(client: Client) -> None:
+    await given(client)
+    claim = await claimed(client)
+    anything: Any = None
+    calls = (
+        ("tasks", lambda: client.submit_many(anything)),
+        ("tasks", lambda: client.submit_many(NewTask(n) for n in range(2))),  # type: ignore[arg-type]
+        ("spawn", lambda: client.commit(claim, 1, spawn="t")),  # type: ignore[arg-type]
+        ("request_id", lambda: client.submit(NewTask(1), request_id="")),
+        ("request_id", lambda: client.renew(claim, request_id="")),
+        ("request_id", lambda: client.cancel("t", request_id="")),
+        ("request_ids", lambda: client.renew_many([claim], request_ids=[])),
+        ("retry", lambda: client.fail(claim, "why", retry="no")),  # type: ignore[arg-type]
+        ("pool", lambda: client.adopt_epoch("nowhere")),
+    )
+    for field, call in calls:
+        with pytest.raises(InvalidRequest) as raised:
+            await call()
+        assert raised.value.field == field
+    assert await state_of(client) == "CLAIMED"
+    assert len((await client.tasks()).items) == 1

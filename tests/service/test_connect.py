@@ -48,3 +48,10 @@ async def test_create_false_makes_no_database(tmp_path: Path) -> None:
     with pytest.raises(StoreRefused):
         await fencepost.connect(f"sqlite:///{tmp_path}/none.db", create=False)
     assert not list(tmp_path.iterdir())
+
+
+async def test_an_epoch_that_is_no_number_is_a_wrong_call_before_anything_is_opened(tmp_path: Path) -> None:
+    for epoch in (-1, 1.5, True, "1", {"default": "1"}):
+        with pytest.raises(InvalidRequest, match="epoch"):
+            await fencepost.connect(f"sqlite:///{tmp_path}/t.db", epoch=epoch)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())

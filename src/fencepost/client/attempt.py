@@ -15,6 +15,7 @@ import msgspec
 
 from fencepost import clock
 from fencepost.client.renewal import Lease, Loss, Terms
+from fencepost.client.requests import presented
 from fencepost.errors import Fenced, InvalidRequest, Unavailable
 from fencepost.kernel.commands import MAX_USAGE_KEYS, check_usage
 from fencepost.wire import Claim, Done, Outcome, Refused, new_id
@@ -231,6 +232,7 @@ class hold:  # noqa: N801 - reads as a block: `async with hold(client, claim)`
     """
 
     def __init__(self, client: Client, claim: Claim, *, ttl: float | None = None, interrupts: bool = True) -> None:
+        presented(claim)  # a refusal, say, is no claim
         self._client = client
         self._interrupts = interrupts  # False where the body is not this task's: `fencepost.sync`
         self._claim = claim

@@ -141,7 +141,10 @@ class Client(PeopleDoors):
     async def adopt_epoch(self, pool: str = "default", epoch: int | None = None) -> int:
         """From now on present `epoch` (None: the pool's current one). Says which. Claims of before stay fenced."""
         if epoch is None:
-            epoch = (await self.pool(pool)).epoch  # type: ignore[union-attr]
+            view = await self.pool(k.check_id(pool, "pool"))
+            if isinstance(view, Refused):
+                raise InvalidRequest("pool", f"there is no pool {pool!r}")
+            epoch = view.epoch
         self._epochs[k.check_id(pool, "pool")] = k.check_integer(epoch, "epoch", 0)
         return epoch
 
@@ -174,10 +177,8 @@ class Client(PeopleDoors):
         self, tasks: Sequence[NewTask], *, request_id: str | None = None
     ) -> list[Submitted] | Refused:
         """Add up to 10 000 tasks, all or nothing; parents may stand in the same batch, in any order."""
-        if len(tasks) > k.MAX_BATCH:
-            raise InvalidRequest("tasks", f"at most {k.MAX_BATCH} tasks in a batch, got {len(tasks)}")
         made = r.new_tasks(tasks, "tasks", self._base(request_id))
-        return await self.backend.submit(k.Submit(request_id=request_id or new_id(), tasks=made))
+        return await self.backend.submit(k.Submit(request_id=r.request(request_id), tasks=made))
 
     # claims -------------------------------------------------------------------------------------
 
@@ -198,7 +199,7 @@ class Client(PeopleDoors):
         """
         pool = await self._pool_of(k.check_id(task_id, "task_id")) if epoch is None else "default"
         command = k.Claim(
-            request_id=request_id or new_id(),
+            request_id=r.request(request_id),
             task_id=task_id,
             expected_state_version=expected_state_version,
             epoch=await self._present(pool, epoch),
@@ -232,7 +233,7 @@ class Client(PeopleDoors):
         if epoch is None:
             epoch = self._epochs.get(pool) or await self._present(pool)
         command = k.ClaimNext(
-            request_id=request_id or new_id(),
+            request_id=r.request(request_id),
             pool=pool,
             queues=r.names(queues, "queues"),
             kinds=r.names(kinds, "kinds") if kinds is not None else None,
@@ -264,14 +265,16 @@ class Client(PeopleDoors):
     ) -> list[Renewed | Refused | BaseException]:
         """Renew each, in one call. An answer per claim, in order; a failure of one stands in its place."""
         ids = request_ids if request_ids is not None else [new_id() for _ in claims]
+        if len(ids) != len(claims):
+            raise InvalidRequest("request_ids", f"must be as many as the claims, {len(claims)}, got {len(ids)}")
         commands = [await self._renewal(claim, ttl, ids[position]) for position, claim in enumerate(claims)]
         return await self.backend.ask_many(commands)
 
     async def _renewal(self, claim: Claim, ttl: float | None, request_id: str | None) -> k.Renew:
         return k.Renew(
-            request_id=request_id or new_id(),
-            epoch=await self._present(claim.pool),
+            request_id=r.request(request_id),
             claim=r.presented(claim),
+            epoch=await self._present(claim.pool),
             ttl_us=r.ttl_us(claim.ttl if ttl is None else ttl),
         )
 
@@ -284,13 +287,13 @@ class Client(PeopleDoors):
         Without `number` this client counts on from the last one that it knows of. To ask again after Unavailable,
         give the number and the request id of the call whose answer was lost.
         """
-        content = encode(data, "checkpoint")
+        content, presented = encode(data, "checkpoint"), r.presented(claim)
         if number is None:
             number = self._checkpoints.get(claim.attempt_id, claim.checkpoint_number) + 1
         command = k.SaveCheckpoint(
-            request_id=request_id or new_id(),
+            request_id=r.request(request_id),
+            claim=presented,
             epoch=await self._present(claim.pool),
-            claim=r.presented(claim),
             number=number,
             content=content,
         )
@@ -307,14 +310,14 @@ class Client(PeopleDoors):
         too (kept, DISCARDED at once), and nothing of it becomes canonical by that. Refused: NOT_FOUND."""
         made = encode(content, "content")
         answer = await self.backend.ask(
-            k.Stage(request_id=request_id or new_id(), claim=r.presented(claim), content=made)
+            k.Stage(request_id=r.request(request_id), claim=r.presented(claim), content=made)
         )
         return answer if isinstance(answer, Refused) else made.digest
 
     async def usage(self, claim: Claim, *, request_id: str | None = None, **numbers: float) -> Done | Refused:
         """Report what an attempt cost (seconds, tokens, usd, …); also for one that lost."""
         command = k.Usage(
-            request_id=request_id or new_id(), claim=r.presented(claim), usage=k.check_usage(dict(numbers))
+            request_id=r.request(request_id), claim=r.presented(claim), usage=k.check_usage(dict(numbers))
         )
         return await self.backend.ask(command)  # type: ignore[no-any-return]
 
@@ -341,9 +344,9 @@ class Client(PeopleDoors):
         elif result is not None:
             raise InvalidRequest("result_digest", "give the result or the digest of a staged one, not both")
         command = k.Commit(
-            request_id=request_id or new_id(),
-            epoch=self._epochs.get(claim.pool) or await self._present(claim.pool),
+            request_id=r.request(request_id),
             claim=r.presented(claim),
+            epoch=self._epochs.get(claim.pool) or await self._present(claim.pool),
             result_digest=result_digest,
             content=content,
             result_commit_id=new_id(),
@@ -355,9 +358,9 @@ class Client(PeopleDoors):
     async def release(self, claim: Claim, *, delay: float = 0.0, request_id: str | None = None) -> Done | Refused:
         """Give the task back, claimable again after `delay` seconds; nothing is charged. Refused: the fence."""
         command = k.Release(
-            request_id=request_id or new_id(),
-            epoch=await self._present(claim.pool),
+            request_id=r.request(request_id),
             claim=r.presented(claim),
+            epoch=await self._present(claim.pool),
             delay_us=k.check_seconds(delay, "delay"),
         )
         return await self._end(command)  # type: ignore[no-any-return]
@@ -376,9 +379,9 @@ class Client(PeopleDoors):
         if not isinstance(error, str):
             raise InvalidRequest("error", f"must be text, got {type(error).__name__}")
         command = k.Fail(
-            request_id=request_id or new_id(),
-            epoch=await self._present(claim.pool),
+            request_id=r.request(request_id),
             claim=r.presented(claim),
+            epoch=await self._present(claim.pool),
             error=k.cut_error(error),
             retry=retry,
             jitter=random.uniform(-1.0, 1.0),

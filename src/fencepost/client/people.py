@@ -40,7 +40,7 @@ class PeopleDoors:
             view = await self.backend.record(k.check_id(task_id, "task_id"))
             expected_cancel_generation = view.cancel_generation if view is not None else 0
         command = k.Cancel(
-            request_id=request_id or new_id(),
+            request_id=r.request(request_id),
             task_id=task_id,
             expected_cancel_generation=expected_cancel_generation,
             who=who,
@@ -55,7 +55,7 @@ class PeopleDoors:
         if expected_state_version is None:
             expected_state_version = view.state_version if view is not None else 0
         command = k.Reopen(
-            request_id=request_id or new_id(),
+            request_id=r.request(request_id),
             task_id=task_id,
             expected_state_version=expected_state_version,
             epoch=await self._present(view.pool if view is not None else "default"),
@@ -77,7 +77,7 @@ class PeopleDoors:
         if expected_revision is None:
             expected_revision = view.revision if view is not None else 0
         command = k.Revise(
-            request_id=request_id or new_id(),
+            request_id=r.request(request_id),
             task_id=task_id,
             input=encode(input, "input"),
             expected_revision=expected_revision,
@@ -94,7 +94,7 @@ class PeopleDoors:
         if expected_generation is None:
             expected_generation = view.generation if view is not None else 0
         command = k.TakeOver(
-            request_id=request_id or new_id(),
+            request_id=r.request(request_id),
             task_id=task_id,
             expected_generation=expected_generation,
             epoch=await self._present(view.pool if view is not None else "default"),
@@ -108,7 +108,7 @@ class PeopleDoors:
         """Discard what the attempt of this generation has staged and not committed."""
         pool = await self._pool_of(k.check_id(task_id, "task_id"))
         command = k.Discard(
-            request_id=request_id or new_id(),
+            request_id=r.request(request_id),
             task_id=task_id,
             generation=generation,
             epoch=await self._present(pool),
@@ -124,7 +124,7 @@ class PeopleDoors:
             view = await self.backend.record(k.check_id(task_id, "task_id"))
             expected_state_version = view.state_version if view is not None else 0
         command = k.Expire(
-            request_id=request_id or new_id(), task_id=task_id, expected_state_version=expected_state_version
+            request_id=r.request(request_id), task_id=task_id, expected_state_version=expected_state_version
         )
         return await self.backend.ask(command)  # type: ignore[no-any-return]
 
@@ -170,7 +170,7 @@ class PeopleDoors:
     ) -> PoolChanged | Refused:
         """No claim is granted from now on; running ones finish, and submits are still taken."""
         command = k.CloseIntake(
-            request_id=request_id or new_id(),
+            request_id=r.request(request_id),
             pool=pool,
             expected_epoch=await self._present(pool, expected_epoch),
             expected_state_version=expected_state_version,
@@ -189,7 +189,7 @@ class PeopleDoors:
     ) -> PoolChanged | Refused:
         """Grant claims again. Refused CONFLICT where the pool moved since `expected_state_version` (an alarm, say)."""
         command = k.OpenIntake(
-            request_id=request_id or new_id(),
+            request_id=r.request(request_id),
             pool=pool,
             expected_epoch=await self._present(pool, expected_epoch),
             expected_state_version=expected_state_version,
@@ -210,7 +210,7 @@ class PeopleDoors:
         """After this returns EPOCH_RAISED, nothing that presents an older epoch, or was granted under one, is
         accepted on any connection. This client too goes on presenting the old one until `adopt_epoch`."""
         command = k.RaiseEpoch(
-            request_id=request_id or new_id(),
+            request_id=r.request(request_id),
             pool=pool,
             expected_epoch=expected_epoch,
             expected_state_version=expected_state_version,

@@ -36,6 +36,11 @@ def presented(claim: Claim) -> k.Presented:
     )
 
 
+def request(request_id: str | None) -> str:
+    """The request id of a call: the caller's, or a new one."""
+    return new_id() if request_id is None else k.check_id(request_id, "request_id")
+
+
 def ttl_us(ttl: Any) -> int:
     """Finite, above zero; the pool's max_ttl is compared in the store."""
     return k.check_seconds(ttl, "ttl", above=True)
@@ -52,11 +57,15 @@ def names(value: Any, field: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def new_tasks(tasks: Sequence[Any], field: str, base: str | None) -> tuple[k.NewTask, ...]:
+def new_tasks(tasks: Any, field: str, base: str | None) -> tuple[k.NewTask, ...]:
     """Submitted tasks, checked and digested. `field[3]` names one in errors.
 
     Those without an id of their own get one: a new one, or with `base` the same one again for the same `base`.
     """
+    if not isinstance(tasks, Sequence) or isinstance(tasks, str):
+        raise InvalidRequest(field, f"must be a list of NewTasks, got {type(tasks).__name__}")
+    if len(tasks) > k.MAX_BATCH:
+        raise InvalidRequest(field, f"at most {k.MAX_BATCH} tasks in a batch, got {len(tasks)}")
     made = []
     for position, task in enumerate(tasks):
         if not isinstance(task, NewTask):

@@ -136,6 +136,8 @@ def _commit(command: k.Commit) -> None:
 def _fail(command: k.Fail) -> None:
     if not isinstance(command.error, str):
         raise InvalidRequest("error", "must be text")
+    if type(command.retry) is not bool:
+        raise InvalidRequest("retry", f"must be True or False, got {type(command.retry).__name__}")
     if command.usage is not None:
         k.check_usage(command.usage)
 
