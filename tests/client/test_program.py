@@ -103,6 +103,14 @@ async def test_a_failing_program_is_tried_again_and_its_last_words_are_kept(clie
     assert (view.state, view.charged_attempts) == ("READY", 1)
 
 
+async def test_a_flood_of_stderr_is_counted_whole_and_kept_at_its_end(client: MemoryClient):
+    code = "import sys; sys.stderr.write('x' * 3_000_000 + 'the point'); sys.exit(3)"
+    await run(client, code)
+    error = (await client.attempts("t"))[0].error
+    assert error.startswith("exit code 3\n… cut: 3000009 bytes in all\n") and error.endswith("the point")
+    assert len(error.encode()) <= 16 << 10
+
+
 async def test_stderr_is_passed_on_as_it_comes(client: MemoryClient, capfd: pytest.CaptureFixture[str]):
     await run(client, "import sys; print('working on it', file=sys.stderr)")
     assert "working on it" in capfd.readouterr().err

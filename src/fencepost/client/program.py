@@ -140,7 +140,7 @@ class ProgramHandler:
         if program.too_large is not None:
             raise Final(f"{program.too_large}: over the limit of {MAX_CONTENT_BYTES} bytes for a result")
         if code != 0:
-            raise ProgramFailed(_how_it_ended(code, program.said()))
+            raise ProgramFailed(_how_it_ended(code, *program.said()))
         output = program.output()
         if self.result == "bytes":
             return output
@@ -243,10 +243,9 @@ class _Program(asyncio.SubprocessProtocol):
             return bytes(self._output)
         return bytes(self._output).strip() or self._last_line.strip()
 
-    def said(self) -> str:
-        """The end of stderr."""
-        text = bytes(self._stderr).decode("utf-8", "replace")
-        return text if self._said <= len(self._stderr) else f"… {self._said} bytes in all\n{text}"
+    def said(self) -> tuple[str, int]:
+        """The end of stderr, and how many bytes there were before it."""
+        return bytes(self._stderr).decode("utf-8", "replace"), self._said - len(self._stderr)
 
 
 def environment(claim: Claim, store_url: str) -> dict[str, str]:
@@ -269,7 +268,7 @@ def absolute(url: str) -> str:
     return url
 
 
-def _how_it_ended(code: int | None, said: str) -> str:
+def _how_it_ended(code: int | None, said: str, before: int) -> str:
     if code is not None and code < 0:
         try:
             how = f"killed by {signal.Signals(-code).name}"
@@ -278,7 +277,7 @@ def _how_it_ended(code: int | None, said: str) -> str:
     else:
         how = f"exit code {code}"
     room = MAX_ERROR_BYTES - len(how) - 1
-    return f"{how}\n{keep_tail(said, room)}" if said.strip() else f"{how}, and nothing on stderr"
+    return f"{how}\n{keep_tail(said, room, before)}" if said.strip() else f"{how}, and nothing on stderr"
 
 
 def _excerpt(output: bytes) -> str:

@@ -38,14 +38,17 @@ class _TimedOut(Exception):
     pass
 
 
-def keep_tail(text: str, limit: int = MAX_ERROR_BYTES) -> str:
-    """`text` within `limit` bytes: of a traceback, or of what a program said last, the end is what matters."""
+def keep_tail(text: str, limit: int = MAX_ERROR_BYTES, before: int = 0) -> str:
+    """`text` within `limit` bytes: of a traceback, or of what a program said last, the end is what matters.
+
+    `before`: bytes that stood before it and were not kept; the mark counts them.
+    """
     text = text.replace("\0", "\N{SYMBOL FOR NULL}")  # as the client will, and the room is counted after it
     data = text.encode("utf-8", "backslashreplace")
-    if len(data) <= limit:
+    if len(data) <= limit and not before:
         return text
-    mark = f"… cut: {len(data)} bytes in all\n"
-    return mark + data[len(data) - limit + len(mark.encode()) :].decode("utf-8", "ignore")
+    mark = f"… cut: {before + len(data)} bytes in all\n"
+    return mark + data[max(0, len(data) - limit + len(mark.encode())) :].decode("utf-8", "ignore")
 
 
 class Serving:
