@@ -124,6 +124,35 @@ async def test_refusals_survive_a_store_that_cannot_be_reached_for_a_while(cut: 
     assert [item.door for item in page.items] == ["take_over"]
 
 
+class SlowStore(MemoryStore):
+    """A store that does what it is asked at once, and answers when `gate` opens."""
+
+    gate: asyncio.Event | None = None
+    asked: asyncio.Event
+
+    async def run(self, plan: Plan) -> Any:
+        answer = await super().run(plan)
+        if self.gate is not None:
+            self.asked.set()
+            await self.gate.wait()
+        return answer
+
+
+async def test_a_refusal_that_is_being_written_while_the_client_closes_is_written_once() -> None:
+    store = SlowStore()
+    client, reader = await client_on(store), await client_on(store)
+    await given(client, "t")
+    assert refusal(await client.claim("t", expected_state_version=9, owner="A"))[0] == "CONFLICT"
+    store.asked, store.gate = asyncio.Event(), asyncio.Event()
+    await asyncio.wait_for(store.asked.wait(), 5)  # the entry is in the store, and its writer waits for the answer
+    closing = asyncio.ensure_future(client.close())
+    await asyncio.sleep(0)
+    store.gate.set()
+    await asyncio.wait_for(closing, 5)
+    assert [event.count for event in (await reader.events(names=["refusal"])).items] == [1]
+    await reader.close()
+
+
 async def test_a_store_that_went_back_in_time_closes_the_intake_only_for_a_claim_that_was_granted_here() -> None:
     store = MemoryStore()
     client = await client_on(store)

@@ -54,7 +54,13 @@ class RefusalLog:
             self._flusher = None
 
     async def flush(self) -> None:
-        """Write what is kept. What could not be written is kept for the next time."""
+        """Write what is kept. What could not be written is kept for the next time.
+
+        Whoever stops waiting does not stop the writing: what was sent would be written, and then once more.
+        """
+        await asyncio.shield(asyncio.ensure_future(self._flush()))
+
+    async def _flush(self) -> None:
         async with self._lock:
             kept, self._kept = self._kept, {}
             if not kept:
