@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import ctypes
+import contextlib
 import functools
 import glob
 import itertools
@@ -18,7 +18,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -72,10 +71,8 @@ def someone() -> dict[str, Any]:
     raise Missing("this is root, and there is no user `postgres` or `nobody` to run PostgreSQL as")
 
 
-def _end_with_the_tests() -> None:
-    """In the child: PostgreSQL shuts down should the tests' process be killed."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(1, signal.SIGINT)
+# PostgreSQL beside a shell that waits for the end of its input: it shuts down should the tests' process be killed.
+_BESIDE = '"$@" & server=$!; read -r _; kill -INT $server 2>/dev/null; wait $server'
 
 
 class Server:
@@ -128,18 +125,15 @@ class Server:
     def start(self) -> None:
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(
-                [self._bin / "postgres", "-D", self.data],
+                ["sh", "-c", _BESIDE, "sh", self._bin / "postgres", "-D", self.data],
                 **self._as,
                 cwd="/",
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_end_with_the_tests,  # noqa: PLW1509 - one call into libc, which takes no lock
             )
         until = time.monotonic() + START
         while True:
-            if self._process.poll() is not None:
-                raise RuntimeError(f"PostgreSQL ended at once:\n{self.log}")
             done = subprocess.run(
                 [self._bin / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port), "-U", "tester"], check=False
             )
@@ -151,19 +145,24 @@ class Server:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        """Of the server's first process, which made all others."""
+        return int((self.data / "postmaster.pid").read_text().partition("\n")[0])
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """SIGINT: a fast shutdown. SIGQUIT: at once, without a checkpoint, as `pg_ctl -m immediate`."""
-        if self._process is not None:
-            self._process.send_signal(how)
-            try:
-                self._process.wait(30)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait(10)
-            self._process = None
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            os.kill(self.pid, how)
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                os.kill(self.pid, signal.SIGQUIT)
+            self._process.wait(10)
+        self._process = None
 
     def close(self) -> None:
         self.stop()

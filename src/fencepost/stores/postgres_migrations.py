@@ -32,7 +32,11 @@ _PATIENCE = "1s"
 
 
 async def exists(con: Connection) -> bool:
-    return await con.fetchval("SELECT to_regclass('fencepost.migration') IS NOT NULL")  # type: ignore[no-any-return]
+    # Not to_regclass: that may answer from a cache which does not know yet what others made meanwhile.
+    return await con.fetchval(  # type: ignore[no-any-return]
+        "SELECT EXISTS (SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = 'fencepost' AND c.relname = 'migration')"
+    )
 
 
 async def applied(con: Connection) -> schema.Applied:

@@ -1,0 +1,57 @@
+"""Stores on the run's PostgreSQL server, each test in a database of its own. Run with FENCEPOST_TEST_POSTGRES=1."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from fencepost.stores.postgres import PostgresStore
+from tests.postgres.databases import MOVABLE_CLOCK, new_database, running_or_skip
+from tests.postgres.server import Server
+
+collect_ignore_glob = [] if os.environ.get("FENCEPOST_TEST_POSTGRES") else ["test_*.py"]
+
+Open = Callable[..., Awaitable[PostgresStore]]
+
+
+@pytest.fixture
+def server() -> Server:
+    return running_or_skip()
+
+
+@pytest_asyncio.fixture
+async def database(server: Server) -> AsyncIterator[str]:
+    """The name of a database with the schema, and nothing in it."""
+    name = await new_database(server)
+    yield name
+    await server.drop_database(name)
+
+
+@pytest.fixture
+def url(server: Server, database: str) -> str:
+    return server.url(database)
+
+
+@pytest_asyncio.fixture
+async def opened(server: Server, database: str) -> AsyncIterator[Open]:
+    """`await opened(pool_size=1)` opens the test's database; names are settings of the URL, or of `open`."""
+    stores: list[PostgresStore] = []
+
+    async def open_one(**settings: Any) -> PostgresStore:
+        more = {name: settings.pop(name) for name in ("create", "namespace", "shipped") if name in settings}
+        store = await PostgresStore.open(server.url(database, **settings), clock=MOVABLE_CLOCK, **more)
+        stores.append(store)
+        return store
+
+    yield open_one
+    for store in stores:
+        await store.close()
+
+
+@pytest_asyncio.fixture
+async def store(opened: Open) -> PostgresStore:
+    return await opened()
