@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 
 from fencepost.client.client import Client
+from fencepost.errors import Unavailable
 from fencepost.wire import Committed, Done, NewTask, Refused, Renewed, Result, TaskView
 from tests.conformance.actions import claimed, given, refusal, state_of
 from tests.conformance.worlds import World
@@ -48,6 +49,19 @@ async def test_twenty_claimers_of_one_task_and_one_winner(client: Client, world:
     for answer in refused:
         assert answer.outcome == "CONFLICT"
         assert answer.current["owner"] == winner.owner_id
+
+
+async def test_who_waits_while_the_client_closes_is_told_at_once(client: Client, world: World) -> None:
+    await given(client, "t", queue="elsewhere")
+    waiting = [
+        asyncio.ensure_future(client.claim_next(owner="A", wait=60.0)),
+        asyncio.ensure_future(client.claim_next(owner="B", wait=60.0)),
+        asyncio.ensure_future(client.result("t", wait=60.0)),
+    ]
+    await asyncio.sleep(0.05)
+    await client.close()
+    answers = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+    assert [type(answer) for answer in answers] == [Unavailable] * 3
 
 
 async def test_many_workers_empty_a_queue_and_every_task_is_committed_once(client: Client, world: World) -> None:

@@ -256,6 +256,8 @@ class Coordinator:
             return found
         async with self._wakeups.waiter(None, (), None, wait) as waiter:
             while True:
+                if self._closed:
+                    raise Unavailable("this client is closed")
                 found = await queries.result(self.store, task_id)
                 if isinstance(found, Result) or not await waiter.woken():
                     return found

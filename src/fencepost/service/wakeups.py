@@ -134,5 +134,8 @@ class Wakeups:
                 waiter.signal.set()
 
     def close(self) -> None:
+        """Nobody is woken any more; whoever still waits looks once more, and hears that the client is closed."""
         if self._poller is not None:
             self._poller.cancel()
+        for waiter in self._waiters:
+            waiter.signal.set()
