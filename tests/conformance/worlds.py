@@ -92,13 +92,16 @@ class PostgresWorld:
         self._database: str | None = None
         self._clients: list[Client] = []
 
+    def _url(self, database: str) -> str:
+        return self._server.url(database)
+
     async def client(self, *, epoch: int | None = None, kernel: Kernel | None = None) -> Client:
         from fencepost.stores.postgres import PostgresStore
         from tests.postgres.databases import MOVABLE_CLOCK, new_database
 
         if self._database is None:
             self._database = await new_database(self._server)
-        url = self._server.url(self._database)
+        url = self._url(self._database)
 
         async def reopen() -> Any:
             return Coordinator(await PostgresStore.open(url, create=False, clock=MOVABLE_CLOCK), kernel=kernel)
@@ -123,6 +126,17 @@ class PostgresWorld:
             await self._server.drop_database(self._database)
 
 
+class PgbouncerWorld(PostgresWorld):
+    """The same through a pooler in transaction mode, which has three connections for all."""
+
+    name = "postgres, through pgbouncer"
+
+    def _url(self, database: str) -> str:
+        from tests.postgres.bouncer import bouncing
+
+        return bouncing().url(database)
+
+
 WORLDS: dict[str, Callable[[Path], World]] = {
     "memory": lambda folder: MemoryWorld(False),
     "memory-losing-swaps": lambda folder: MemoryWorld(True),
@@ -130,5 +144,6 @@ WORLDS: dict[str, Callable[[Path], World]] = {
 }
 if os.environ.get("FENCEPOST_TEST_POSTGRES"):  # takes a real server, and a minute
     WORLDS["postgres"] = PostgresWorld
+    WORLDS["postgres-pgbouncer"] = PgbouncerWorld
 
 __all__ = ["WORLDS", "World"]
