@@ -252,10 +252,10 @@ class PostgresStore:
         *arguments: Any,
         patience: float | None = None,
     ) -> T:
-        """Do `work` on a connection; no error of the driver leaves this method. Reading may be done twice."""
+        """Do `work` on a connection; no error of the driver leaves this method."""
         try:
             async with connections.use(patience=patience) as con:
-                return await work(con, *arguments)
+                return await self._again(con, work, *arguments)
         except _ERRORS as error:
             raise translate(error) from error
 
@@ -330,19 +330,13 @@ class PostgresStore:
 
         after: int | None = 0
         while after is not None and removed["tasks"] < limit:
-            after = await self._prune(pruning.prune_tasks, self._feed, before_us, limit, after, removed)
-        while await self._prune(pruning.prune_log, before_us, removed):
+            after = await self._on(self._views, pruning.prune_tasks, self._feed, before_us, limit, after, removed)
+        while await self._on(self._views, pruning.prune_log, before_us, removed):
             pass
         now = await self.clock()
-        while await self._prune(pruning.prune_requests, now, removed):
+        while await self._on(self._views, pruning.prune_requests, now, removed):
             pass
         return dict(removed)
-
-    async def _prune(self, work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        async def step(con: Connection) -> T:
-            return await self._again(con, work, *arguments)
-
-        return await self._on(self._views, step)
 
 
 def _without_password(url: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -69,8 +70,19 @@ async def histories(con: Connection, after: str | None, limit: int) -> list[Task
     return await _histories(con, "t.task_id > $2", (limit, after))
 
 
+@asynccontextmanager
+async def _one_snapshot(con: Connection) -> AsyncIterator[None]:
+    """Every statement of the block sees the same. In a transaction that has just begun, or one of its own."""
+    if con.is_in_transaction():
+        await con.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        yield
+    else:
+        async with con.transaction(isolation="repeatable_read", readonly=True):
+            yield
+
+
 async def _histories(con: Connection, where: str, values: tuple[Any, ...]) -> list[TaskHistory]:
-    async with con.transaction(isolation="repeatable_read", readonly=True):
+    async with _one_snapshot(con):
         rows = await con.fetch(
             f"SELECT {_TASK} FROM fencepost.task t WHERE {where} ORDER BY t.task_id LIMIT $1", *values
         )
