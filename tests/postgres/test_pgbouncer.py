@@ -1,4 +1,4 @@
-"""Through a pooler in transaction mode: the views and the looking-after. The conformance suite runs there whole, too."""
+"""Through a pooler in transaction mode: views and looking-after. The conformance suite runs there whole, too."""
 
 from __future__ import annotations
 
