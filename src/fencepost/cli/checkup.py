@@ -14,7 +14,7 @@ import msgspec
 
 from fencepost import clock, config
 from fencepost.cli import output
-from fencepost.cli.session import database
+from fencepost.cli.session import database, is_postgres
 from fencepost.errors import FencepostError, StoreRefused
 from fencepost.kernel.records import PROTOCOL
 
@@ -24,6 +24,8 @@ LEAST_PYTHON = (3, 11)
 BROKEN_WAL = ((3, 7, 0), (3, 51, 2))
 CLOCK_TOLERANCE = 1.0  # seconds
 LEAST_FREE_BYTES = 256 << 20
+LEAST_POSTGRES = 15
+LONG_TRANSACTION = 300.0  # seconds
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -41,6 +43,8 @@ async def examine(url: str) -> tuple[list[Check], int]:
         return found, output.UNAVAILABLE
     if path is not None:
         found += [_file_system(path), _free_space(path), await _schema(path)]
+    if is_postgres(url):
+        found.append(await _schema(url))
     found += await _store(url)
     failed = any(check.verdict == FAIL for check in found)
     return found, output.REFUSED if failed else output.DONE
@@ -79,11 +83,16 @@ def _free_space(path: Path) -> Check:
     return Check("disk", OK if free >= LEAST_FREE_BYTES else WARN, f"{free / (1 << 30):.1f} GiB free")
 
 
-async def _schema(path: Path) -> Check:
-    from fencepost.stores.sqlite import migration_status
-
+async def _schema(where: Path | str) -> Check:
     try:
-        steps = await migration_status(path)
+        if isinstance(where, str):
+            from fencepost.stores import postgres
+
+            steps = await postgres.migration_status(where)
+        else:
+            from fencepost.stores import sqlite
+
+            steps = await sqlite.migration_status(where)
     except FencepostError as error:
         return Check("schema", FAIL, str(error))
     have = max((step.version for step in steps if step.applied_at is not None), default=0)
@@ -92,7 +101,7 @@ async def _schema(path: Path) -> Check:
         return Check("schema", FAIL, f"{have}, {len(pending)} steps pending: run `fencepost migrate`")
     if pending:
         return Check("schema", WARN, f"{have}, {len(pending)} later steps pending: run `fencepost migrate` when no "
-                     "older fencepost uses this file")  # fmt: skip
+                     "older fencepost uses this database")  # fmt: skip
     return Check("schema", OK, str(have))
 
 
@@ -120,8 +129,35 @@ async def _store(url: str) -> list[Check]:
     if (mode := report.get("journal_mode")) is not None:
         durable = mode == "wal" and report.get("synchronous") == 2
         found.append(Check("durability", OK if durable else WARN, f"{mode}, synchronous {report.get('synchronous')}"))
+    if report["store"] == "postgres":
+        found += _postgres(report)
     found.append(_clock(report["clock"]))
     found += [_pool(pool) for pool in report["pools"]]
+    return found
+
+
+def _postgres(report: dict[str, Any]) -> list[Check]:
+    """The server's version, what durability rests on, the pooler, and who keeps dead rows from being removed."""
+    version = str(report["server_version"])
+    newest = int(version.partition(".")[0].partition(" ")[0])
+    found = [
+        Check("server", OK, f"PostgreSQL {version}")
+        if newest >= LEAST_POSTGRES
+        else Check("server", FAIL, f"PostgreSQL {version}; {LEAST_POSTGRES} or newer is needed")
+    ]
+    settings = ", ".join(f"{name} {report[name]}" for name in ("fsync", "synchronous_commit", "full_page_writes"))
+    found.append(Check("durability", OK if report["durable"] else WARN, settings))
+    found.append(
+        Check("connections", OK, f"{report['pool_size']} for work" + (", through a pooler" * report["pgbouncer"]))
+    )
+    oldest = report["oldest_transaction_seconds"] or 0.0
+    dead = sum(table["dead_rows"] for table in report["tables"].values())
+    says = f"{dead} dead rows, oldest transaction {oldest:.0f} s"
+    found.append(
+        Check("vacuum", OK, says)
+        if oldest < LONG_TRANSACTION
+        else Check("vacuum", WARN, f"{says}: while it is open, nothing that died since can be removed")
+    )
     return found
 
 

@@ -39,8 +39,9 @@ class Options:
         str | None,
         Parameter(
             group=COMMON,
-            help="Where the tasks are kept: sqlite:///relative.db or sqlite:////absolute.db. Otherwise FENCEPOST_STORE,"
-            " then fencepost.toml in the current folder, then sqlite:///fencepost.db.",
+            help="Where the tasks are kept: sqlite:///relative.db, sqlite:////absolute.db or"
+            " postgresql://user@host/database. Otherwise FENCEPOST_STORE, then fencepost.toml in the current folder,"
+            " then sqlite:///fencepost.db.",
         ),
     ] = None
     json: Annotated[
@@ -84,6 +85,10 @@ def database(url: str) -> Path | None:
     from fencepost.connect import sqlite_path
 
     return Path(sqlite_path(url)) if urlsplit(url).scheme == "sqlite" else None
+
+
+def is_postgres(url: str) -> bool:
+    return urlsplit(url).scheme in ("postgresql", "postgres")
 
 
 def require_database(url: str) -> None:

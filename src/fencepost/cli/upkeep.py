@@ -9,7 +9,7 @@ from cyclopts import App, Group
 from fencepost import clock
 from fencepost.cli import output
 from fencepost.cli.checkup import Check, examine
-from fencepost.cli.session import Options, database, opened, require_database
+from fencepost.cli.session import Options, database, is_postgres, opened, require_database
 from fencepost.errors import InvalidRequest
 
 
@@ -25,10 +25,9 @@ async def migrate(*, dry_run: bool = False, options: Options | None = None) -> i
     dry_run
         Print what would be done, with its SQL, and change nothing.
     """
-    from fencepost.stores.sqlite import migrate as apply
-
     options = options or Options()
-    done = await apply(_file(options), dry_run)
+    store, where = _schema_of(options)
+    done = await store.migrate(where, dry_run)
     if options.as_json:
         output.emit({"applied": done, "dry_run": dry_run})
         return output.DONE
@@ -46,10 +45,9 @@ async def migrate_status(*, options: Options | None = None) -> int:
 
     JSON: {"items": [{"version", "step", "name", "applied_at"}], "pending": how many}.
     """
-    from fencepost.stores.sqlite import migration_status
-
     options = options or Options()
-    steps = await migration_status(_file(options))
+    store, where = _schema_of(options)
+    steps = await store.migration_status(where)
     pending = sum(step.applied_at is None for step in steps)
     if options.as_json:
         items = [
@@ -80,12 +78,19 @@ async def migrate_status(*, options: Options | None = None) -> int:
     return output.DONE
 
 
-def _file(options: Options) -> str:
+def _schema_of(options: Options) -> tuple[Any, str]:
+    """The module that knows the store's schema, and how it is called where that stands."""
+    if is_postgres(options.url):
+        from fencepost.stores import postgres
+
+        return postgres, options.url
     path = database(options.url)
     if path is None:
-        raise InvalidRequest("store", "has no schema to migrate: only SQLite files have one")
+        raise InvalidRequest("store", "has no schema to migrate: only SQLite files and PostgreSQL have one")
     require_database(options.url)
-    return str(path)
+    from fencepost.stores import sqlite
+
+    return sqlite, str(path)
 
 
 async def prune(*, older_than: float | None = None, options: Options | None = None) -> int:
