@@ -323,7 +323,7 @@ class Worker:
                 for claim in claims if not isinstance(claims, Refused) else ():
                     await self._client.release(claim)
                     log.info("task %s was granted while the worker stopped; released", claim.task_id)
-        except (Unavailable, TimeoutError) as error:
+        except (Unavailable, InvalidRequest, TimeoutError) as error:
             log.warning("what the last claim was granted, if anything, is left to its lease (%r)", error)
 
     def _serve(self, claim: Claim, sent: float) -> None:
