@@ -9,9 +9,10 @@ import fencepost
 from fencepost import Claim, NewTask, Refused, Result, TaskView, Unavailable
 from fencepost.kernel import commands as k
 from tests.faults.between import client_behind
-from tests.faults.stage import Stage, until
+from tests.faults.stage import Stage, on_every_store, until
 
 
+@on_every_store
 async def test_b07_a_worker_whose_claim_answer_was_lost_asks_again_and_works_on_that_very_claim(stage: Stage) -> None:
     boss = await stage.client()
     await boss.set_policy(max_attempts=1)  # an attempt too many, and the task would be parked
@@ -35,7 +36,7 @@ async def test_b07_a_worker_whose_claim_answer_was_lost_asks_again_and_works_on_
     async def echo(attempt: fencepost.Attempt, input: int) -> int:
         return input
 
-    async with await client_behind(stage.path, rule) as client:
+    async with await client_behind(stage.url, rule) as client:
         worker = fencepost.Worker(client, app, owner="W", concurrency=1, handle_signals=False)
         assert await worker.run_until_idle() == 0
     assert len(lost) >= 4 and all(asked.count(each) == 2 for each in lost)
@@ -45,6 +46,7 @@ async def test_b07_a_worker_whose_claim_answer_was_lost_asks_again_and_works_on_
     await stage.audit()
 
 
+@on_every_store
 async def test_b07_the_repeated_claim_is_the_same_and_another_process_of_that_name_does_not_get_it(
     stage: Stage,
 ) -> None:
@@ -66,6 +68,7 @@ async def test_b07_the_repeated_claim_is_the_same_and_another_process_of_that_na
     await stage.audit()
 
 
+@on_every_store
 async def test_b07_a_claim_whose_worker_died_before_it_heard_of_it_comes_back_after_one_lease(stage: Stage) -> None:
     client = await stage.client()
     await client.submit(NewTask(1, task_id="t"))
@@ -84,6 +87,7 @@ async def test_b07_a_claim_whose_worker_died_before_it_heard_of_it_comes_back_af
     await stage.audit()
 
 
+@on_every_store
 async def test_b07_a_worker_that_stops_before_it_heard_of_its_claim_gives_it_back_at_once(stage: Stage) -> None:
     boss = await stage.client()
     held = asyncio.Event()
@@ -101,7 +105,7 @@ async def test_b07_a_worker_that_stops_before_it_heard_of_its_claim_gives_it_bac
     async def echo(attempt: fencepost.Attempt, input: int) -> int:
         return input
 
-    async with await client_behind(stage.path, rule) as client:
+    async with await client_behind(stage.url, rule) as client:
         worker = fencepost.Worker(client, app, owner="W", handle_signals=False)
         running = asyncio.create_task(worker.run())
         await boss.submit(NewTask(1, task_id="t", kind="echo"))

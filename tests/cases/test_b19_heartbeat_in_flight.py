@@ -59,7 +59,7 @@ async def one_claim(client: TheClient, **more: Any) -> Claim:
 @pytest.mark.parametrize("end", ENDS)
 async def test_b19_a_renew_that_arrives_after_the_end_is_told_so_and_changes_nothing(stage: Stage, end: str) -> None:
     held = HeldUp("request")
-    async with await client_behind(stage.path, held) as client:
+    async with await client_behind(stage.url, held) as client:
         await client.submit(NewTask(1, task_id="t"))
         claim = await one_claim(client)
         held.gate.clear()
@@ -81,7 +81,7 @@ async def test_b19_after_the_end_no_beat_goes_out_whenever_the_last_ones_answer_
     stage: Stage, end: str, what: str
 ) -> None:
     held = HeldUp(what)
-    async with await client_behind(stage.path, held) as client:
+    async with await client_behind(stage.url, held) as client:
         await client.submit(NewTask(1, task_id="t"))
         claim = await one_claim(client, ttl=0.9)
         async with client.hold(claim):

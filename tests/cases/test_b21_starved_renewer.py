@@ -78,7 +78,7 @@ async def test_b21_two_of_three_beats_that_fail_do_not_kill_the_task(stage: Stag
                 raise Unavailable("500")
         return await go()
 
-    async with await client_behind(stage.path, rule) as client:
+    async with await client_behind(stage.url, rule) as client:
         worker = fencepost.Worker(client, napping_app(3.0, {}), owner="A", handle_signals=False)
         assert await worker.run_until_idle() == 0
     assert beats >= 6
@@ -101,7 +101,7 @@ async def test_b21_beats_that_hang_stop_the_handler_before_its_lease_is_over(sta
         return await go()
 
     seen: dict[str, Any] = {}
-    async with await client_behind(stage.path, rule) as client:
+    async with await client_behind(stage.url, rule) as client:
         worker = fencepost.Worker(client, napping_app(30.0, seen), owner="A", handle_signals=False, cancel_grace=1.0)
         running = asyncio.create_task(worker.run())
         async with asyncio.timeout(20):

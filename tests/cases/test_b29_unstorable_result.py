@@ -11,12 +11,13 @@ import pytest
 import fencepost
 from fencepost import Committed, Done, InvalidRequest, NewTask, Result, TaskView
 from tests.conformance.worlds import WORLDS, World
-from tests.faults.stage import Stage, until
+from tests.faults.stage import Stage, on_every_store, until
 
 UNSTORABLE = ["nul", "surrogate", "nan", "infinity", "huge", "large", "deep", "key"]
 STORABLE = {"empty": "", "U+FFFF": "\uffff", "set": ["a", "b", "c"]}
 
 
+@on_every_store
 async def test_b29_a_handlers_unstorable_result_parks_its_task_with_the_reason_and_the_worker_goes_on(
     stage: Stage,
 ) -> None:

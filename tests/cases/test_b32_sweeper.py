@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 from fencepost import Committed, Done, NewTask, Refused, Renewed, TaskView
-from tests.faults.stage import Hand, Stage
+from tests.faults.stage import Hand, Stage, on_every_store
 
 ROUNDS = 200
 
@@ -17,6 +17,7 @@ async def version(client: object, task_id: str) -> int:
     return view.state_version
 
 
+@on_every_store
 async def test_b32_a_sweeper_paused_between_its_look_and_its_write_undoes_nothing_that_came_between(
     stage: Stage,
 ) -> None:
@@ -48,6 +49,7 @@ async def test_b32_a_sweeper_paused_between_its_look_and_its_write_undoes_nothin
     await stage.audit()
 
 
+@on_every_store
 async def test_b32_five_sweepers_in_five_processes_count_each_expiry_once(stage: Stage) -> None:
     client = await stage.client()
     total = 60
@@ -66,6 +68,7 @@ async def test_b32_five_sweepers_in_five_processes_count_each_expiry_once(stage:
     await stage.audit()
 
 
+@on_every_store
 async def test_b32_a_sweeper_races_a_commit_and_a_renewal_and_committed_never_leaves_committed(stage: Stage) -> None:
     client = await stage.client()
     sweeper = await stage.hand()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from fencepost import Claim, Committed, Done, NewTask, Refused, Result, TaskView
-from tests.faults.stage import Stage
+from tests.faults.stage import Stage, on_every_store
 
 
+@on_every_store
 async def test_b44_an_agent_resumed_from_its_transcript_cannot_land_the_old_plan(stage: Stage) -> None:
     client = await stage.client()
     await client.submit(NewTask({"issue": 1, "plan": "old"}, task_id="t", max_attempts=9))
@@ -52,6 +53,7 @@ async def test_b44_an_agent_resumed_from_its_transcript_cannot_land_the_old_plan
     await stage.audit()
 
 
+@on_every_store
 async def test_b44_a_task_that_was_cancelled_and_replaced_takes_no_late_work(stage: Stage) -> None:
     client = await stage.client()
     await client.submit(NewTask({"v": 1}, task_id="t"))
@@ -73,6 +75,7 @@ async def test_b44_a_task_that_was_cancelled_and_replaced_takes_no_late_work(sta
     await stage.audit()
 
 
+@on_every_store
 async def test_b44_twenty_agents_in_five_processes_race_for_a_task_that_all_saw_ready(stage: Stage) -> None:
     client = await stage.client()
     hands = [await stage.hand() for _ in range(5)]

@@ -8,9 +8,10 @@ from typing import Any
 
 import fencepost
 from fencepost import Committed, NewTask, Refused, Renewed, Result, TaskView
-from tests.faults.stage import Stage, until
+from tests.faults.stage import Stage, on_every_store, until
 
 
+@on_every_store
 async def test_b45_a_long_job_with_renewals_is_one_attempt_however_many_wait_for_it(stage: Stage) -> None:
     client = await stage.client()
     await client.submit(NewTask(3.0, task_id="t", kind="nap"))
@@ -25,6 +26,7 @@ async def test_b45_a_long_job_with_renewals_is_one_attempt_however_many_wait_for
     await stage.audit()
 
 
+@on_every_store
 async def test_b45_without_renewals_the_first_is_fenced_and_the_second_commits(stage: Stage) -> None:
     client = await stage.client()
     await client.submit(NewTask(None, task_id="t"))
@@ -42,6 +44,7 @@ async def test_b45_without_renewals_the_first_is_fenced_and_the_second_commits(s
     await stage.audit()
 
 
+@on_every_store
 async def test_b45_a_batch_claimed_ahead_is_kept_to_its_tail_and_a_worker_claims_none_ahead(stage: Stage) -> None:
     client = await stage.client()
     await client.submit_many([NewTask(n, task_id=f"t{n:02}") for n in range(20)])
@@ -67,6 +70,7 @@ async def test_b45_a_batch_claimed_ahead_is_kept_to_its_tail_and_a_worker_claims
     await stage.audit()
 
 
+@on_every_store
 async def test_b45_at_the_longest_claim_age_the_handler_is_stopped_before_its_lease_ends(stage: Stage) -> None:
     client = await stage.client()
     await client.set_policy(max_ttl=1.0, max_claim_age=1.6, max_attempts=2)
@@ -90,6 +94,7 @@ async def parked(client: fencepost.Client) -> bool:
     return isinstance(view, TaskView) and view.state == "PARKED"
 
 
+@on_every_store
 async def test_b45_two_workers_that_fence_each_other_stay_up_and_their_attempts_are_bounded(stage: Stage) -> None:
     await fence_each_other(stage, 4.0)
 

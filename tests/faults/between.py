@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from fencepost.client.client import Client
+from fencepost.connect import open_store
 from fencepost.service.coordinator import Coordinator
-from fencepost.stores.sqlite import SQLiteStore
 
 # Is given a command and how to send it; gives the answer, raises Unavailable, or takes its time.
 Rule = Callable[[Any, Callable[[], Awaitable[Any]]], Awaitable[Any]]
@@ -39,12 +38,12 @@ class Between:
         return await self._rule(command, lambda: self._inner.claim_next(command, wait))
 
 
-async def client_behind(path: Path, rule: Rule) -> Client:
-    """A client on the file `path`, its renewal thread's connection included, whose calls pass `rule`."""
+async def client_behind(url: str, rule: Rule) -> Client:
+    """A client on the store at `url`, its renewal thread's connection included, whose calls pass `rule`."""
 
     async def reopen() -> Any:
-        return Between(Coordinator(await SQLiteStore.open(path)), rule)
+        return Between(Coordinator(await open_store(url)), rule)
 
-    client = Client(await reopen(), url=f"sqlite:///{path}", reopen=reopen, epochs={})
+    client = Client(await reopen(), url=url, reopen=reopen, epochs={})
     await client.epoch()
     return client

@@ -1,4 +1,4 @@
-"""Many processes on one SQLite file: the two long stories, with numbers that make them short or long."""
+"""Many processes on one store: the two long stories, with numbers that make them short or long."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import time
 from collections import Counter
 from contextlib import suppress
 from typing import Any
-
-import apsw
 
 from fencepost.client.client import Client
 from fencepost.wire import NewTask, Result
@@ -33,9 +31,7 @@ async def everybody_writes(
     for program in crowd:
         await program.reaches("connected", within=300.0)
     others = asyncio.Event()
-    with stage.sql() as snapshot:
-        snapshot.execute("BEGIN")
-        snapshot.execute("SELECT count(*) FROM task").fetchall()
+    async with stage.snapshot():
         started = time.monotonic()
         for program in crowd:
             program.tell("go")
@@ -50,7 +46,6 @@ async def everybody_writes(
             others.set()
             await asyncio.gather(*beside)
         seconds = time.monotonic() - started
-        snapshot.execute("ROLLBACK")
     for program in crowd:
         assert await program.ended() == 0, program.stderr()
     wrong = [text for end in ends for text in end["wrong"]]
@@ -66,29 +61,13 @@ async def everybody_writes(
 
 def hold_the_lock(stage: Stage, seconds: float) -> None:
     time.sleep(0.3)  # not before everybody is at work
-    with stage.sql() as con:
-        take_the_lock(con)
-        time.sleep(seconds)
-        con.execute("COMMIT")
-
-
-def take_the_lock(con: apsw.Connection) -> None:
-    """An outsider's own patience: it must not give up in a crowd either."""
-    con.set_busy_timeout(60_000)
-    con.execute("BEGIN IMMEDIATE")
+    stage.hold_the_lock(seconds)
 
 
 async def slow_writer(stage: Stage, over: asyncio.Event) -> None:
     """A maintenance script of somebody's own: 200 ms in one transaction, again and again."""
-
-    def write() -> None:
-        with stage.sql() as con:
-            take_the_lock(con)
-            time.sleep(0.2)
-            con.execute("COMMIT")
-
     while not over.is_set():
-        await asyncio.to_thread(write)
+        await asyncio.to_thread(stage.hold_the_lock, 0.2)
         with suppress(TimeoutError):
             await asyncio.wait_for(over.wait(), 2.0)
 
@@ -104,14 +83,11 @@ async def poll(stage: Stage, over: asyncio.Event) -> None:
 
 
 async def committed_once(stage: Stage, client: Client, total: int) -> None:
-    with stage.sql() as con:
-        states = dict(con.execute("SELECT state, count(*) FROM task GROUP BY state").fetchall())
-        results = con.execute("SELECT count(*), count(DISTINCT task_id) FROM result").fetchall()[0]
-        commits = con.execute(
-            "SELECT count(*), count(DISTINCT task_id) FROM event WHERE name = 'result_committed'"
-        ).fetchall()[0]
+    states = dict(stage.rows("SELECT state, count(*) FROM task GROUP BY state"))
+    [results] = stage.rows("SELECT count(*), count(DISTINCT task_id) FROM result")
+    [commits] = stage.rows("SELECT count(*), count(DISTINCT task_id) FROM event WHERE name = 'result_committed'")
     assert list(states.values()) == [total], states
-    assert tuple(results) == tuple(commits) == (total, total)
+    assert results == commits == (total, total)
     await stage.audit()
     assert stage.integrity() == "ok"
 
@@ -189,7 +165,7 @@ async def a_killer_among_workers(
 
 
 def none_open(stage: Stage) -> bool:
-    with stage.sql() as con:
-        done = con.execute("SELECT count(*) FROM task t WHERE NOT EXISTS (SELECT 1 FROM result r "
-                           "WHERE r.task_id = t.task_id)").get  # fmt: skip
-    return done == 0
+    [(open_,)] = stage.rows(
+        "SELECT count(*) FROM task t WHERE NOT EXISTS (SELECT 1 FROM result r WHERE r.task_id = t.task_id)"
+    )
+    return bool(open_ == 0)

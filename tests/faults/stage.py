@@ -1,4 +1,4 @@
-"""Real processes on one SQLite file: started, told, stopped, woken, killed, and ended whatever happens."""
+"""Real processes on one store: started, told, stopped, woken, killed, and ended whatever happens."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import apsw
 import msgspec
+import pytest
 import pytest_asyncio
 
 import fencepost
@@ -235,7 +237,9 @@ def _value(answer: dict[str, Any], raises: bool = True) -> Any:
 
 
 class Stage:
-    """One SQLite file and whatever runs on it."""
+    """One SQLite file and whatever runs on it. A stage on another store differs from here on."""
+
+    store = "sqlite"
 
     def __init__(self, folder: Path, path: Path | None = None) -> None:
         self.folder = folder
@@ -311,6 +315,36 @@ class Stage:
         """A bare connection, as another program would open the file."""
         return _Connection(str(self.path), wait)
 
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """What stands in the tables, asked past the product, in words that every store understands."""
+        with self.sql() as con:
+            return con.execute(query).fetchall()
+
+    def after_now(self) -> str:
+        """A condition on `event`: written after this moment."""
+        [(last,)] = self.rows("SELECT coalesce(max(number), 0) FROM event")
+        return f"number > {last}"
+
+    def hold_the_lock(self, seconds: float) -> None:
+        """Stand in every writer's way; an outsider's own patience must not give up in a crowd either."""
+        with self.sql(wait=60.0) as con:
+            con.execute("BEGIN IMMEDIATE")
+            time.sleep(seconds)
+            con.execute("COMMIT")
+
+    def snapshot(self) -> AbstractAsyncContextManager[None]:
+        """A reader's transaction that stays open for the block."""
+
+        @asynccontextmanager
+        async def reading() -> AsyncIterator[None]:
+            with self.sql() as con:
+                con.execute("BEGIN")
+                con.execute("SELECT count(*) FROM task").fetchall()
+                yield
+                con.execute("ROLLBACK")
+
+        return reading()
+
     def integrity(self) -> str:
         with self.sql() as con:
             return str(con.execute("PRAGMA integrity_check").get)
@@ -348,9 +382,21 @@ def _path_text(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+STORES = ["sqlite"]
+if os.environ.get("FENCEPOST_TEST_POSTGRES"):  # takes a real server
+    STORES.append("postgres")
+# A test that is marked so runs on each store; the others on SQLite.
+on_every_store = pytest.mark.parametrize("stage", STORES, indirect=True)
+
+
 @pytest_asyncio.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    made = Stage(tmp_path)
+async def stage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stage]:
+    if getattr(request, "param", "sqlite") == "postgres":
+        from tests.postgres.stage import PostgresStage
+
+        made: Stage = await PostgresStage.make(tmp_path)
+    else:
+        made = Stage(tmp_path)
     try:
         yield made
     finally:

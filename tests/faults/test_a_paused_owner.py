@@ -8,7 +8,7 @@ import signal
 import apsw
 
 from fencepost.wire import Claim, Committed, Done, NewTask, Refused, Renewed, Result, TaskView
-from tests.faults.stage import PATIENCE, Hand, Stage
+from tests.faults.stage import PATIENCE, Hand, Stage, on_every_store
 
 
 async def claimed(hand: Hand, owner: str, **more: object) -> Claim:
@@ -18,6 +18,7 @@ async def claimed(hand: Hand, owner: str, **more: object) -> Claim:
     return answer[0]
 
 
+@on_every_store
 async def test_a_paused_owner_is_fenced_at_every_door_after_its_successor_has_committed(stage: Stage) -> None:
     client = await stage.client()
     await client.submit(NewTask({"n": 1}, task_id="t"))
@@ -54,6 +55,7 @@ async def test_a_paused_owner_is_fenced_at_every_door_after_its_successor_has_co
     await stage.audit()
 
 
+@on_every_store
 async def test_a_paused_owner_whose_successor_is_still_at_work_is_fenced_and_takes_nothing_from_it(
     stage: Stage,
 ) -> None:
@@ -76,6 +78,7 @@ async def test_a_paused_owner_whose_successor_is_still_at_work_is_fenced_and_tak
     await stage.audit()
 
 
+@on_every_store
 async def test_a_worker_that_was_paused_drops_the_task_goes_on_and_ends_with_0(stage: Stage) -> None:
     client = await stage.client()
     await client.submit(NewTask(None, task_id="t", kind="hold"))
@@ -106,6 +109,7 @@ async def test_a_worker_that_was_paused_drops_the_task_goes_on_and_ends_with_0(s
     await stage.audit()
 
 
+@on_every_store
 async def test_an_owner_paused_in_the_middle_of_its_commit_commits_late_or_is_fenced_never_both(stage: Stage) -> None:
     """SIGSTOP lands anywhere between the request and its answer; a successor may have come meanwhile, or not."""
     client = await stage.client()

@@ -7,10 +7,11 @@ import os
 import pytest
 
 from tests.faults.crowd import a_killer_among_workers
-from tests.faults.stage import Stage
+from tests.faults.stage import Stage, on_every_store
 
 
 @pytest.mark.slow
+@on_every_store
 async def test_workers_with_a_killer_among_them_commit_every_task_once_and_none_ends_by_being_fenced(
     stage: Stage,
 ) -> None:

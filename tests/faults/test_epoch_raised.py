@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from fencepost.client.client import Client
 from fencepost.wire import NewTask, PoolView
-from tests.faults.stage import Stage
+from tests.faults.stage import Stage, on_every_store
 
 # Accepted events of doors that compare the epoch. A claim that ends an older attempt in passing shows, for that end,
 # the epoch of the attempt that it ended; a spawned task's own first event shows none.
@@ -36,7 +35,7 @@ async def raise_in_the_middle(stage: Stage, rounds: int) -> dict[str, int]:
         raised = await boss.raise_epoch(expected_epoch=pool.epoch, expected_state_version=pool.state_version)
         assert raised.outcome == "EPOCH_RAISED", raised
         # From the moment in which the raise returned.
-        marks.append(await last_event(boss))
+        marks.append(stage.after_now())
         for said in await asyncio.gather(*(crowd.reaches("refused") for crowd in crowds)):
             accepted += said["accepted"]
             assert said["through"] == [], f"a client that connected before the raise got through: {said['through']}"
@@ -49,30 +48,24 @@ async def raise_in_the_middle(stage: Stage, rounds: int) -> dict[str, int]:
             held += said["held"]
     for crowd in crowds:
         await crowd.kill()
-    late = await events_of_an_older_epoch(stage, marks)
+    late = events_of_an_older_epoch(stage, marks)
     assert late == []
     await stage.audit()
     assert held > rounds, "hardly anybody was in the middle of something"
     return {"accepted": accepted, "held": held}
 
 
-async def last_event(client: Client) -> int:
-    numbers: Any = await client.backend.store.last_numbers()  # type: ignore[attr-defined]
-    return int(numbers[0])
-
-
-async def events_of_an_older_epoch(stage: Stage, marks: list[int]) -> list[Any]:
+def events_of_an_older_epoch(stage: Stage, marks: list[str]) -> list[Any]:
     """Accepted changes that were written after raise n returned and show an epoch of before it."""
     late = []
-    with stage.sql() as con:
-        for n, mark in enumerate(marks):
-            late += con.execute(
-                f"SELECT number, door, name, epoch FROM event WHERE number > ? AND epoch < ? AND {OF_CLAIMS}",
-                (mark, n + 2),
-            ).fetchall()
+    for n, after in enumerate(marks):
+        late += stage.rows(
+            f"SELECT number, door, name, epoch FROM event WHERE {after} AND epoch < {n + 2} AND {OF_CLAIMS}"
+        )
     return late
 
 
+@on_every_store
 @pytest.mark.slow
 async def test_after_a_raise_returned_nothing_of_the_old_epoch_is_accepted_from_sixteen_busy_clients(
     stage: Stage,

@@ -7,11 +7,12 @@ from collections import Counter
 from typing import Any
 
 from fencepost.wire import Claim, Committed, Done, NewTask, Refused, Renewed, Result, TaskView
-from tests.faults.stage import Stage
+from tests.faults.stage import Stage, on_every_store
 
 ROUNDS = 500
 
 
+@on_every_store
 async def test_the_input_is_revised_while_claimed_and_the_old_work_is_stale_at_every_door(stage: Stage) -> None:
     client = await stage.client()
     await client.submit(NewTask({"doc": 1}, task_id="t"))
@@ -49,6 +50,7 @@ async def test_the_input_is_revised_while_claimed_and_the_old_work_is_stale_at_e
     await stage.audit()
 
 
+@on_every_store
 async def test_cancel_races_commit_from_another_process_for_500_rounds_and_one_of_the_two_stands(stage: Stage) -> None:
     client = await stage.client()
     await client.submit_many([NewTask(n, task_id=f"t{n:03}") for n in range(ROUNDS)])
@@ -84,6 +86,7 @@ async def test_cancel_races_commit_from_another_process_for_500_rounds_and_one_o
     await stage.audit()
 
 
+@on_every_store
 async def test_sixty_four_parents_committed_at_once_by_four_processes_release_their_child_once(stage: Stage) -> None:
     client = await stage.client()
     hands = [await stage.hand() for _ in range(4)]
@@ -113,6 +116,7 @@ async def test_sixty_four_parents_committed_at_once_by_four_processes_release_th
     await stage.audit()
 
 
+@on_every_store
 async def test_two_operations_on_one_task_in_one_batch_of_another_process(stage: Stage) -> None:
     """One transaction holds both: the second is decided on what the first wrote, and the journal shows no gap."""
     client = await stage.client()

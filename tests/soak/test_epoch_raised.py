@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.stage import Stage
+from tests.faults.stage import Stage, on_every_store
 from tests.faults.test_epoch_raised import raise_in_the_middle
 
 ROUNDS = 100
 
 
 @pytest.mark.soak
+@on_every_store
 async def test_a_hundred_raises_under_sixteen_busy_clients_and_nothing_of_an_old_epoch_follows_one(
     stage: Stage,
 ) -> None:

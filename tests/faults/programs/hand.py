@@ -22,8 +22,15 @@ from tests.faults.programs.speech import die, die_with_parent, listen, say
 _deadly: list[str] = []
 
 
-def _arm() -> None:
+def _arm(url: str) -> None:
     """Put the two points of death around every COMMIT of this process's writer."""
+    if url.startswith("sqlite:"):
+        _arm_sqlite()
+    else:
+        _arm_postgres()
+
+
+def _arm_sqlite() -> None:
     connect = sqlite_file.connect
 
     def armed(*how: Any, **more: Any) -> Any:
@@ -44,6 +51,34 @@ def _arm() -> None:
         return con
 
     sqlite_file.connect = armed
+
+
+def _arm_postgres() -> None:
+    """A batch of one statement is its own transaction; a transaction of several ends with COMMIT."""
+    import asyncpg
+
+    from fencepost.stores import postgres
+
+    swift = postgres.apply_swift
+    leave = asyncpg.transaction.Transaction.__aexit__
+
+    async def armed_swift(*arguments: Any) -> Any:
+        return await _dying(swift(*arguments))
+
+    async def armed_leave(transaction: Any, *how: Any) -> Any:
+        return await _dying(leave(transaction, *how))
+
+    postgres.apply_swift = armed_swift  # type: ignore[assignment]
+    asyncpg.transaction.Transaction.__aexit__ = armed_leave
+
+
+async def _dying(writing: Any) -> Any:
+    if "before" in _deadly:
+        die()
+    answer = await writing
+    if "after" in _deadly:
+        die()
+    return answer
 
 
 def plain(value: Any) -> Any:
@@ -85,7 +120,7 @@ async def main(url: str, epoch: str | None = None) -> None:
     loop = asyncio.get_running_loop()
     orders: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     listen(lambda order: loop.call_soon_threadsafe(orders.put_nowait, order))
-    _arm()
+    _arm(url)
     running: set[asyncio.Task[None]] = set()
     async with await fencepost.connect(url, epoch=int(epoch) if epoch else None) as client:
         say("connected")
