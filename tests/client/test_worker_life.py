@@ -26,6 +26,7 @@ from tests.client.faults import (
     acts_then_hangs,
     ends_of,
     faulty_client,
+    hangs,
     lost_answer,
     never_arrived,
     reported,
@@ -456,14 +457,13 @@ async def test_a_max_ttl_that_is_lowered_under_a_running_worker_ends_neither_it_
     assert await ends_of(client, "t") == ["COMMITTED"]
 
 
-async def test_a_worker_that_stops_just_after_max_ttl_was_lowered_ends_well(client: MemoryClient):
-    play = Gated(ttl=0.9)
-    play.go_on.set()
-    await client.submit(play.gated.task(task_id="t"))
-    async with Working(Worker(client, play.app)) as working:
-        assert (await client.result("t", wait=BOUND)).value == "done"
+async def test_a_worker_that_stops_just_after_max_ttl_was_lowered_ends_well():
+    faults = Faults()
+    faults.add(k.ClaimNext, hangs)
+    async with faulty_client(faults) as client, Working(Worker(client, Gated(ttl=0.9).app)) as working:
+        await until(lambda: _says(bool(faults.request_ids(k.ClaimNext))), "the worker has asked for a task")
         await client.set_policy(max_ttl=0.6)
-        working.worker.stop()  # its open question is asked once more, for what it may have been granted
+        working.worker.stop()  # the open question is asked once more, for what it may have been granted
     assert working.code == 0
 
 
