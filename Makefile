@@ -20,7 +20,7 @@ demo: runtime  ## watch a paused worker wake up and be refused (under a minute a
 	@.venv/bin/fencepost demo
 
 test: dev  ## every test but the long forms (within 10 minutes)
-	$(PYTEST) -m "not soak" $(ARGS)
+	@sh tools/servers.sh $(PYTEST) -m "not soak" $(ARGS)
 
 check: dev  ## lint, format, types, the arrows between layers, generated docs
 	$(RUN) -m ruff check
@@ -30,7 +30,7 @@ check: dev  ## lint, format, types, the arrows between layers, generated docs
 	@if [ -f tools/generate_docs.py ]; then set -x; $(RUN) tools/generate_docs.py --check; fi
 
 soak: dev  ## the long forms of the cases
-	$(PYTEST) -m soak $(ARGS)
+	@sh tools/servers.sh $(PYTEST) -m soak $(ARGS)
 
 model: dev  ## search the kernel's states within larger bounds (long)
 	$(RUN) -m tests.model --large

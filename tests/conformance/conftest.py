@@ -12,6 +12,16 @@ from fencepost.client.client import Client
 from tests.conformance.worlds import WORLDS, World
 
 
+# Through the pooler every kind of plan runs in `make test`; the many single limits are left to `make soak`.
+LONG_THROUGH_A_POOLER = {"test_limits", "test_people"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "postgres-pgbouncer" in item.name and item.path.stem in LONG_THROUGH_A_POOLER:
+            item.add_marker(pytest.mark.soak)
+
+
 @pytest.fixture(params=sorted(WORLDS))
 def store_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)

@@ -12,6 +12,7 @@ from fencepost.connect import connect
 from fencepost.kernel.kernel import Kernel
 from fencepost.service.coordinator import Coordinator
 from fencepost.stores.memory import MemoryStore
+from tests.postgres.bouncer import bouncing, pgbouncer
 
 
 class World(Protocol):
@@ -132,8 +133,6 @@ class PgbouncerWorld(PostgresWorld):
     name = "postgres, through pgbouncer"
 
     def _url(self, database: str) -> str:
-        from tests.postgres.bouncer import bouncing
-
         return bouncing().url(database)
 
 
@@ -142,8 +141,9 @@ WORLDS: dict[str, Callable[[Path], World]] = {
     "memory-losing-swaps": lambda folder: MemoryWorld(True),
     "sqlite": SQLiteWorld,
 }
-if os.environ.get("FENCEPOST_TEST_POSTGRES"):  # takes a real server, and a minute
+if os.environ.get("FENCEPOST_TEST_POSTGRES"):  # `make test` says so where there is a real server to start
     WORLDS["postgres"] = PostgresWorld
-    WORLDS["postgres-pgbouncer"] = PgbouncerWorld
+    if pgbouncer() is not None:
+        WORLDS["postgres-pgbouncer"] = PgbouncerWorld
 
 __all__ = ["WORLDS", "World"]

@@ -18,9 +18,14 @@ from tests.postgres.server import Missing, Server, _free_port, running, someone
 POOL = 3
 
 
+def pgbouncer() -> str | None:
+    """The program, where this machine has it."""
+    return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+
 class Bouncer:
     def __init__(self, server: Server) -> None:
-        binary = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+        binary = pgbouncer()
         if binary is None:
             raise Missing("no pgbouncer found: install Debian's package `pgbouncer`")
         self.port = _free_port()

@@ -55,6 +55,68 @@ def test_no_test_is_left_out_of_both_test_and_soak() -> None:
     assert "pytest -m soak" in make("--dry-run", "soak")
 
 
+def servers(
+    folder: Path, *path: Path, command: str = 'echo "postgres $FENCEPOST_TEST_POSTGRES"'
+) -> tuple[int, str, str]:
+    """Run tools/servers.sh as somebody who is not root, with nothing on the path but `path` and what a shell needs."""
+    tools = folder / "tools"
+    tools.mkdir()
+    for name in ("sh", "sed", "dirname", "readlink"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    for name, body in (("id", "echo 1000"), ("apt-get", "echo apt-get >&2")):
+        (tools / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tools / name).chmod(0o755)
+    script = (ROOT / "tools/servers.sh").read_text()
+    # What this machine has installed is not what is asked about.
+    script = script.replace("/usr/lib/postgresql/", f"{folder}/debian/").replace(":/usr/sbin", "")
+    environment = {"PATH": ":".join(map(str, (tools, *path)))}
+    run = subprocess.run(
+        ["sh", "-c", script, "servers.sh", "sh", "-c", command],
+        env=environment, check=False, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    return run.returncode, run.stdout.strip(), run.stderr
+
+
+def program(folder: Path, name: str, says: str = "") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\necho '{says}'\n")
+    (folder / name).chmod(0o755)
+
+
+def test_without_servers_the_other_tests_run_and_the_end_is_code_3_with_the_line_to_type(tmp_path: Path) -> None:
+    code, out, said = servers(tmp_path)
+    assert (code, out) == (3, "postgres")
+    assert said.count("\n") == 1
+    assert said.endswith("sudo apt-get install postgresql pgbouncer\n")
+
+
+def test_without_servers_a_failure_of_the_other_tests_stays_that_failure(tmp_path: Path) -> None:
+    code, _, said = servers(tmp_path, command="exit 1")
+    assert code == 1
+    assert "sudo apt-get install postgresql pgbouncer" in said
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"), [("14.20", False), ("15.18 (Debian 15.18-0+deb12u1)", True), ("18.1", True)]
+)
+def test_postgresql_is_found_on_the_path_from_version_15_on(tmp_path: Path, version: str, fits: bool) -> None:
+    bin_ = tmp_path / "bin"
+    program(bin_, "initdb", f"initdb (PostgreSQL) {version}")
+    program(bin_, "postgres")
+    program(bin_, "pgbouncer")
+    code, out, said = servers(tmp_path, bin_)
+    assert (code, out) == ((0, "postgres 1") if fits else (3, "postgres"))
+    assert ("apt-get install postgresql\n" in said) is not fits
+
+
+def test_postgresql_is_found_where_debian_puts_it(tmp_path: Path) -> None:
+    program(tmp_path / "debian/17/bin", "initdb", "initdb (PostgreSQL) 17.5")
+    program(tmp_path / "debian/17/bin", "postgres")
+    code, out, said = servers(tmp_path)
+    assert (code, out) == (3, "postgres 1")  # the tests with PostgreSQL alone do run
+    assert said.endswith("sudo apt-get install pgbouncer\n")
+
+
 def test_ci_runs_check_test_soak_and_demo() -> None:
     script = ROOT / ".ci/run"
     assert os.access(script, os.X_OK)
