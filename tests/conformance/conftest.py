@@ -11,7 +11,6 @@ import pytest_asyncio
 from fencepost.client.client import Client
 from tests.conformance.worlds import WORLDS, World
 
-
 # Through the pooler every kind of plan runs in `make test`; the many single limits are left to `make soak`.
 LONG_THROUGH_A_POOLER = {"test_limits", "test_people"}
 
