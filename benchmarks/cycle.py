@@ -5,7 +5,7 @@ schema with every record. Tasks are submitted beforehand. For each number of cal
 take turns, each on a fresh copy of one file; the bare loop's transactions hold as many cycles as there are callers.
 
 `ratio_to_bare` is against the loop whose values were all made beforehand, `ratio_to_bare_making_values` against the
-one that makes ids, times and JSON as it goes.
+one that makes ids, times and JSON as it goes. On PostgreSQL the yardstick is pgbench: see `cycle_postgres.py`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,14 @@ async def durable(client: Client) -> bare.Settings:
     return settings
 
 
-async def drive(client: Client, callers: int, cycles: int, kinds: tuple[str, ...] | None = None) -> None:
-    """`cycles` by so many callers at once; each goes on until all are begun."""
+async def drive(
+    client: Client,
+    callers: int,
+    cycles: int,
+    kinds: tuple[str, ...] | None = None,
+    took: list[float] | None = None,
+) -> None:
+    """`cycles` by so many callers at once; each goes on until all are begun. `took`: the seconds of each operation."""
     left = cycles
 
     async def caller(number: int) -> None:
@@ -70,8 +76,12 @@ async def drive(client: Client, callers: int, cycles: int, kinds: tuple[str, ...
         owner = f"caller-{number}"
         while left:
             left -= 1
+            began = time.perf_counter()
             [claim] = await client.claim_next(owner=owner, kinds=kinds)  # type: ignore[misc]
+            between = time.perf_counter()
             answer = await client.commit(claim, RESULT)
+            if took is not None:
+                took.extend((between - began, time.perf_counter() - between))
             if answer.outcome != "COMMITTED":
                 raise AssertionError(f"a commit in a database of our own was refused: {answer}")
 
@@ -151,12 +161,19 @@ def cpu_us(times: list[tuple[float, float]]) -> float:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--store", choices=("sqlite", "memory"), default="sqlite")
-    options.add_argument("--callers", default="1,16,128", help="numbers of callers, separated by commas")
+    options.add_argument("--store", choices=("sqlite", "memory", "postgres"), default="sqlite")
+    options.add_argument("--callers", help="numbers of callers, separated by commas (1,16,128; on PostgreSQL 2,16,128)")
+    options.add_argument("--with-pgbench", action="store_true", help="take turns with pgbench (on PostgreSQL)")
     options.add_argument(
         "--cycles", type=at_least_one, help="cycles of a repetition (default: by the number of callers)"
     )
     chosen = options.parse_args()
+    chosen.callers = chosen.callers or ("2,16,128" if chosen.store == "postgres" else "1,16,128")
+    if chosen.store == "postgres":
+        import cycle_postgres  # which asks for a server, and for asyncpg
+
+        cycle_postgres.main(chosen)
+        return
     on_disk = chosen.store == "sqlite"
     found: dict[str, Any] = {
         "benchmark": "cycle",
