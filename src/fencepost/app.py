@@ -25,6 +25,7 @@ import msgspec
 
 from fencepost.errors import InvalidRequest
 from fencepost.kernel.commands import DEFAULT_TTL, MAX_ATTEMPTS_LIMIT, check_id, check_integer, check_seconds
+from fencepost.kernel.digests import flatten
 from fencepost.wire import NewTask
 
 __all__ = ["App", "Final", "Handler", "Snooze"]
@@ -109,10 +110,7 @@ class Handler(Generic[P, R]):
         if isinstance(input, (bytes, bytearray, memoryview)):
             plain: Any = bytes(input)
         else:
-            try:
-                plain = msgspec.to_builtins(input, order="deterministic")  # a set has no order of its own
-            except (TypeError, ValueError, RecursionError) as error:
-                raise InvalidRequest("input", f"has no JSON form ({error})") from None
+            plain = flatten(input, "input")
         return NewTask(
             plain,
             task_id=task_id,

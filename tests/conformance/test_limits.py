@@ -37,6 +37,7 @@ BAD_VALUES = {
     "far too deep": nested(100_000),
     "number as a key": {1: 2},
     "a set": {1, 2},
+    "bytes inside": {"v": b"x"},
     "over a MiB": "x" * (1 << 20),
     "over a MiB of bytes": b"x" * ((1 << 20) + 1),
 }
@@ -171,6 +172,11 @@ async def test_structs_and_dataclasses_are_taken_as_their_fields(client: Client)
     class Summary:
         words: int
 
+    class Raw(msgspec.Struct):
+        data: bytes
+
+    with pytest.raises(InvalidRequest, match="bytes has no JSON form"):  # base64 would be another value
+        await client.submit(NewTask(Raw(b"x")))
     await given(client, "t", Doc("a", 3))
     claim = await claimed(client)
     assert claim.input == {"name": "a", "pages": 3}

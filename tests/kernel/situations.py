@@ -422,6 +422,7 @@ BREAKERS: dict[str, tuple[Breaker, ...]] = {
     "discard:unknown-generation:not-found": (_set(generation=3), _set(generation=0)),
     "discard:nothing-staged:conflict": (lambda s: setattr(s, "staged", []),),
     "stage:unknown-attempt:not-found": (_stranger,),
+    "stage:repeated:said-again": (*_said("stage", "STAGED"),),
     "usage:repeated:said-again": (*_said("usage", "RECORDED"),),
     "pool:no-epoch-or-old-protocol:protocol": (_old_protocol, _set(expected_epoch=None)),
     "pool:repeated:said-again": (*_said("pool", "INTAKE_CLOSED"),),

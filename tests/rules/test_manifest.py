@@ -36,6 +36,7 @@ COVERED = {
             "take_over:repeated:said-again",
             "discard:repeated:said-again",
             "pool:repeated:said-again",
+            "stage:repeated:said-again",
             "usage:repeated:said-again",
         ),
         "repeats:finished-change:said-again",

@@ -18,6 +18,7 @@ from fencepost.client.handling import PlainFailure, Work
 from fencepost.client.renewal import Lease, Loss, Renewal, Terms
 from fencepost.errors import Fenced, FencepostError, InvalidRequest, Unavailable, Unsettled
 from fencepost.kernel.commands import MAX_ERROR_BYTES
+from fencepost.kernel.digests import flatten
 from fencepost.wire import Claim, Outcome, Refused, new_id
 
 if TYPE_CHECKING:
@@ -227,11 +228,11 @@ class Serving:
         usage = self._usage()
         try:
             if not isinstance(result, (bytes, bytearray, memoryview)):
-                result = msgspec.to_builtins(result, order="deterministic")  # a set has no order of its own
+                result = flatten(result, "result")
             await self._end(
                 "committed", lambda rid: self._client.commit(self.claim, result, usage=usage, request_id=rid)
             )
-        except (InvalidRequest, TypeError, ValueError, RecursionError) as error:
+        except InvalidRequest as error:
             # The same handler would return the like of it again: no retry.
             await self._fail(f"the result cannot be kept: {error}", retry=False)
         except Unsettled as error:

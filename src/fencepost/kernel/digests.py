@@ -25,6 +25,7 @@ _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _sha256 = hashlib.sha256
 _INF = float("inf")
+_BYTES = (bytes, bytearray, memoryview)
 
 
 class _Shape:
@@ -82,8 +83,14 @@ def to_plain(value: Any, field: str) -> Any:
         return value
     if isinstance(value, set | frozenset):
         raise InvalidRequest(field, "a set has no order, and so no JSON form; send a list")
+    return flatten(value, field)
+
+
+def flatten(value: Any, field: str) -> Any:
+    """`value` with every Struct and dataclass in it as a dict, and every set as a list in order of its members."""
     try:
-        return msgspec.to_builtins(value, str_keys=False, order="deterministic")
+        # Bytes stay bytes, and so are refused inside JSON: base64 would be another value than the one that was given.
+        return msgspec.to_builtins(value, str_keys=False, order="deterministic", builtin_types=_BYTES)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(field, f"has no JSON form ({error})") from None
 

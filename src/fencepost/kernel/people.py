@@ -318,7 +318,7 @@ def _stage_act(c: Context, proof: Proof) -> Decision:
     )
     # Staging moves no version, so that the store has to be told which state of the task it was decided on.
     writes.tasks.append(TaskWrite(task.state_version, task, "compare"))
-    return Decision(Accepted(Outcome.STAGED, task, {"digest": content.digest, "state": state.name}), writes)
+    return say(c, writes, "stage", Outcome.STAGED, task, {"digest": content.digest, "state": state.name})
 
 
 def _usage_act(c: Context, proof: Proof) -> Decision:
@@ -461,7 +461,7 @@ OPERATIONS: tuple[Operation, ...] = (
         ),
         _discard_act,
     ),
-    Operation(k.Stage, "stage", (FOUND_TASK, PROTOCOL_ONLY, ATTEMPT_EXISTED), _stage_act),
+    Operation(k.Stage, "stage", (FOUND_TASK, PROTOCOL_ONLY, _repeated("stage"), ATTEMPT_EXISTED), _stage_act),
     Operation(k.Usage, "usage", (FOUND_TASK, PROTOCOL_ONLY, _repeated("usage"), ATTEMPT_EXISTED), _usage_act),
 )
 
