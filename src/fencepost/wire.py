@@ -25,6 +25,7 @@ __all__ = [
     "NewTask",
     "Outcome",
     "Page",
+    "Pending",
     "PoolChanged",
     "PoolView",
     "Reason",
@@ -225,6 +226,28 @@ class Committed(msgspec.Struct, frozen=True):
     reason: str | None = None
 
 
+class Pending(msgspec.Struct, frozen=True):
+    """Accepted inside the caller's own transaction: `will_be` is true once that transaction has committed, and nothing
+    is true if it does not. Nobody can supersede it in between; `client.task` and `client.result` say what became of it.
+
+    `changed` is False where the very same stood already, as far as the transaction sees.
+    """
+
+    will_be: Outcome  # SUBMITTED or COMMITTED
+    task_ids: tuple[str, ...]  # in the order of the call
+    result_commit_id: str | None = None  # with COMMITTED, as the two digests
+    result_digest: str | None = None
+    commit_digest: str | None = None
+    changed: bool = True
+    outcome: str = "PENDING"
+    reason: str | None = None
+
+    @property
+    def task_id(self) -> str:
+        """The one task's, or the first's."""
+        return self.task_ids[0]
+
+
 class Done(msgspec.Struct, frozen=True):
     """What the other doors answer. `changed` is False where nothing had to change (it was so already)."""
 
@@ -336,6 +359,12 @@ class Backend(Protocol):
         """Several independent commands in one go; an exception of one is returned in its place."""
 
     async def submit(self, command: Any) -> list[Submitted] | Refused: ...
+
+    async def ask_on(self, connection: Any, command: Any) -> Pending | Refused:
+        """A commit or submit inside the transaction that `connection`, the caller's own, is in.
+
+        A refusal is journalled whatever becomes of that transaction. Raises InvalidRequest where the store cannot
+        join it; whatever is raised, nothing of the command stands there."""
 
     async def claim_next(self, command: Any, wait: float = 0.0) -> list[Claim] | Refused: ...
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from fencepost.client import requests as r
 from fencepost.client.people import PeopleDoors
@@ -27,6 +27,7 @@ from fencepost.wire import (
     NewTask,
     Outcome,
     Page,
+    Pending,
     Refused,
     Renewed,
     Result,
@@ -103,12 +104,11 @@ class Client(PeopleDoors):
         await self._keeper.start()
         return self._keeper
 
-    def _end(self, command: Any) -> Awaitable[Any]:
+    def _end(self, command: Any, connection: object = None) -> Awaitable[Any]:
         """Ask for the end of a claim; no beat goes out meanwhile, where this client keeps its lease."""
+        asking = self.backend.ask(command) if connection is None else self.backend.ask_on(connection, command)
         lease = self.leases.get(command.claim.attempt_id)
-        if lease is None or self._keeper is None:
-            return self.backend.ask(command)
-        return self._keeper.ending(lease, self.backend.ask(command))
+        return asking if lease is None or self._keeper is None else self._keeper.ending(lease, asking)
 
     def start_maintenance(self, interval: float = 1.0) -> None:
         """Take back lapsed claims and prune, in the background, where the store lives in this process."""
@@ -156,11 +156,24 @@ class Client(PeopleDoors):
 
     # submit -------------------------------------------------------------------------------------
 
-    async def submit(self, task: NewTask, *, request_id: str | None = None) -> Submitted | Refused:
+    @overload
+    async def submit(self, task: NewTask, *, request_id: str | None = None) -> Submitted | Refused: ...
+    @overload
+    async def submit(
+        self, task: NewTask, *, connection: object, request_id: str | None = None
+    ) -> Pending | Refused: ...
+    async def submit(
+        self, task: NewTask, *, connection: object = None, request_id: str | None = None
+    ) -> Submitted | Pending | Refused:
         """Add one task. The same submission again gives the standing task (`created` False).
+
+        With `connection` (asyncpg or psycopg, in a transaction, to the same PostgreSQL database) it is added inside
+        the caller's own transaction: Pending, and there once that has committed. See docs/transactions.md.
 
         Refused: NOT_FOUND (pool), PROTOCOL, CONFLICT (the id stands for something else). Raises InvalidRequest.
         """
+        if connection is not None:
+            return await self.submit_many([task], connection=connection, request_id=request_id)
         found = await self.submit_many([task], request_id=request_id)
         return found if isinstance(found, Refused) else found[0]
 
@@ -173,12 +186,24 @@ class Client(PeopleDoors):
             del self._bases[next(iter(self._bases))]
         return base
 
+    @overload
     async def submit_many(
         self, tasks: Sequence[NewTask], *, request_id: str | None = None
-    ) -> list[Submitted] | Refused:
-        """Add up to 10 000 tasks, all or nothing; parents may stand in the same batch, in any order."""
+    ) -> list[Submitted] | Refused: ...
+    @overload
+    async def submit_many(
+        self, tasks: Sequence[NewTask], *, connection: object, request_id: str | None = None
+    ) -> Pending | Refused: ...
+    async def submit_many(
+        self, tasks: Sequence[NewTask], *, connection: object = None, request_id: str | None = None
+    ) -> list[Submitted] | Pending | Refused:
+        """Add up to 10 000 tasks, all or nothing; parents may stand in the same batch, in any order. `connection` as
+        with `submit`: one Pending then answers for all."""
         made = r.new_tasks(tasks, "tasks", self._base(request_id))
-        return await self.backend.submit(k.Submit(request_id=r.request(request_id), tasks=made))
+        command = k.Submit(request_id=r.request(request_id), tasks=made)
+        if connection is not None:
+            return await self.backend.ask_on(connection, command)
+        return await self.backend.submit(command)
 
     # claims -------------------------------------------------------------------------------------
 
@@ -321,6 +346,7 @@ class Client(PeopleDoors):
         )
         return await self.backend.ask(command)  # type: ignore[no-any-return]
 
+    @overload
     async def commit(
         self,
         claim: Claim,
@@ -330,9 +356,36 @@ class Client(PeopleDoors):
         spawn: Sequence[NewTask] = (),
         usage: Mapping[str, float] | None = None,
         request_id: str | None = None,
-    ) -> Committed | Refused:
+    ) -> Committed | Refused: ...
+    @overload
+    async def commit(
+        self,
+        claim: Claim,
+        result: Any = None,
+        *,
+        connection: object,
+        result_digest: str | None = None,
+        spawn: Sequence[NewTask] = (),
+        usage: Mapping[str, float] | None = None,
+        request_id: str | None = None,
+    ) -> Pending | Refused: ...
+    async def commit(
+        self,
+        claim: Claim,
+        result: Any = None,
+        *,
+        connection: object = None,
+        result_digest: str | None = None,
+        spawn: Sequence[NewTask] = (),
+        usage: Mapping[str, float] | None = None,
+        request_id: str | None = None,
+    ) -> Committed | Pending | Refused:
         """Make `result` (or the staged result with `result_digest`) canonical, release the successors and insert
         `spawn`, in one transaction.
+
+        With `connection` (as with `submit`) that is the caller's own: Pending, true together with the caller's rows
+        once it has committed. On Refused roll it back. The claim is not renewed any more after Pending, and until the
+        transaction has ended a raise of the epoch waits: commit it at once. See docs/transactions.md.
 
         Refused: NOT_FOUND, PROTOCOL, FENCED, CANCELLED, STALE_INPUT, ENDED. The same commit by the same attempt
         again is COMMITTED with `replayed`. Raises NotStaged, Unsettled, SpawnConflict, InvalidRequest, Unavailable.
@@ -353,7 +406,7 @@ class Client(PeopleDoors):
             spawn=r.new_tasks(spawn, "spawn", self._base(request_id)) if spawn else (),
             usage=k.check_usage(dict(usage)) if usage else None,
         )
-        return await self._end(command)  # type: ignore[no-any-return]
+        return await self._end(command, connection)  # type: ignore[no-any-return]
 
     async def release(self, claim: Claim, *, delay: float = 0.0, request_id: str | None = None) -> Done | Refused:
         """Give the task back, claimable again after `delay` seconds; nothing is charged. Refused: the fence."""

@@ -10,13 +10,14 @@ from fencepost.clock import to_datetime
 from fencepost.errors import InvalidRequest, NotStaged, SpawnConflict, Unsettled
 from fencepost.kernel.digests import decode, short_hash
 from fencepost.kernel.operations import Accepted
-from fencepost.kernel.outcomes import Problem, Refusal
+from fencepost.kernel.outcomes import Outcome, Problem, Refusal
 from fencepost.kernel.records import Content, End, Pool, State, Task
 from fencepost.kernel.writes import Snapshot
 from fencepost.wire import (
     Claim,
     Committed,
     Done,
+    Pending,
     PoolChanged,
     PoolView,
     Refused,
@@ -131,6 +132,23 @@ def claim(task: Task, snapshot: Snapshot, store_id: str) -> Claim:
         parents,
         (),
         task.trace_context,
+    )
+
+
+def pending(answer: Accepted) -> Pending:
+    """What stands once the caller's own transaction has committed: of commit and submit."""
+    result = answer.info.get("result")
+    if result is None:
+        made = answer.info["tasks"]
+        ids = tuple(task.task_id for task, _ in made)
+        return Pending(Outcome.SUBMITTED, ids, changed=any(created for _, created in made))
+    return Pending(
+        Outcome.COMMITTED,
+        (result.task_id,),
+        result.result_commit_id,
+        result.result_digest,
+        result.commit_digest,
+        changed=answer.changed,
     )
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from fencepost.errors import InvalidRequest, Unavailable
 from fencepost.kernel import commands as k
 from fencepost.kernel.kernel import Kernel
 from fencepost.kernel.operations import Granted
-from fencepost.kernel.outcomes import Problem, Refusal
+from fencepost.kernel.outcomes import Outcome, Problem, Refusal
 from fencepost.kernel.records import READY
 from fencepost.kernel.writes import Decision
 from fencepost.service import answers, queries
@@ -25,8 +25,20 @@ from fencepost.service.batch import Operation, plan
 from fencepost.service.maintenance import Maintenance
 from fencepost.service.refusals import RefusalLog
 from fencepost.service.wakeups import Wakeups
-from fencepost.stores.base import Store
-from fencepost.wire import AttemptView, Claim, EventView, Page, PoolView, Refused, Result, Submitted, TaskView, new_id
+from fencepost.stores.base import JoiningStore, Store
+from fencepost.wire import (
+    AttemptView,
+    Claim,
+    EventView,
+    Page,
+    Pending,
+    PoolView,
+    Refused,
+    Result,
+    Submitted,
+    TaskView,
+    new_id,
+)
 
 MAX_BATCH = 512
 # How many claims this process remembers having granted, to tell a rewound store from a liar.
@@ -82,6 +94,35 @@ class Coordinator:
         if isinstance(answer, Refusal):
             return answers.refused(answer, "submit", answer.current.get("task_id"))
         return [Submitted(answers.task_view(task), created) for task, created in answer.info["tasks"]]
+
+    async def ask_on(self, connection: Any, command: Any) -> Pending | Refused:
+        """`command` (commit or submit) inside the transaction that `connection` is in; see `Backend.ask_on`."""
+        admit(command, self.store_id)
+        if self._closed:
+            raise Unavailable("this client is closed")
+        if not self.store.capabilities.joins:
+            scheme = self.store.url.partition(":")[0]
+            raise InvalidRequest(
+                "connection",
+                f"a {scheme} store writes on its own connection only, and can join no other transaction; "
+                "PostgreSQL stores can",
+            )
+        if type(command) is k.Submit and not command.tasks:
+            return Pending(Outcome.SUBMITTED, (), changed=False)
+        operation = Operation(command, asyncio.get_running_loop().create_future(), False)
+        await cast("JoiningStore", self.store).run_on(connection, plan(self.kernel, [operation]))
+        decision = operation.decision
+        if decision is None:
+            raise operation.error or Unavailable("too contended: nothing was written; ask again")
+        # On our own connection: what was refused is known even where the caller rolls back.
+        self._journal(operation, decision)
+        answer = decision.answer
+        if isinstance(answer, Problem):
+            raise answers.problem(answer)
+        if isinstance(answer, Refusal):
+            task_id = operation.task_id if operation.task_id is not None else answer.current.get("task_id")
+            return answers.refused(answer, _DOOR_OF[type(command)], task_id)
+        return answers.pending(answer)
 
     async def claim_next(self, command: Any, wait: float = 0.0) -> list[Claim] | Refused:
         found: list[Claim] | Refused = await self.ask(command)
@@ -167,6 +208,11 @@ class Coordinator:
                 self._granted[task.attempt_id] = (task.scheduler_epoch, task.claim_generation)  # type: ignore[index]
             while len(self._granted) > REMEMBERED_CLAIMS:
                 del self._granted[next(iter(self._granted))]
+        self._journal(operation, decision)
+
+    def _journal(self, operation: Operation, decision: Decision) -> None:
+        """The refusals' journal, and alarms."""
+        answer = decision.answer
         if decision.log and not operation.quiet:
             for entry in decision.log:
                 if entry.kind == "refusal":

@@ -87,6 +87,7 @@ class StoreCapabilities(msgspec.Struct, frozen=True):
     loses_swaps: bool  # Apply may answer False although the plan loaded just before
     hints: bool = False  # `subscribe` calls back when something became ready, whoever made it so
     look_every: float = 1.0  # seconds between looks of an idle process at tasks: each costs the store a few statements
+    joins: bool = False  # `run_on` runs a plan inside a caller's own transaction
 
 
 class TaskFilter(msgspec.Struct, frozen=True):
@@ -193,3 +194,15 @@ class HintingStore(Store, Protocol):
 
     def listen(self) -> None:
         """Somebody waits: hear what other processes say from now on."""
+
+
+class JoiningStore(Store, Protocol):
+    """A store whose capabilities say `joins`."""
+
+    async def run_on(self, connection: Any, plan: Plan) -> None:
+        """Drive `plan`, which scans nothing, inside the transaction that `connection` is in.
+
+        When it returns, what `Apply` won stands in that transaction, and is compared for good: nobody can supersede
+        it before the transaction has ended. Whatever it raises, nothing of it stands there.
+        Raises InvalidRequest where `connection` is not fit, Unavailable as `run` does.
+        """

@@ -17,7 +17,7 @@ import asyncpg
 
 from fencepost.errors import StoreRefused, Unavailable
 from fencepost.kernel.records import READY, LogEntry, Pool, ResultCommit, Task
-from fencepost.kernel.writes import WriteSet
+from fencepost.kernel.writes import Keys, Snapshot, WriteSet
 from fencepost.stores import postgres_migrations as migrations
 from fencepost.stores import postgres_prune as pruning
 from fencepost.stores import postgres_views as views
@@ -35,6 +35,7 @@ from fencepost.stores.postgres_connections import (
 )
 from fencepost.stores.postgres_feed import Feed
 from fencepost.stores.postgres_guesses import Guesses
+from fencepost.stores.postgres_joined import run_joined
 from fencepost.stores.postgres_load import CLOCK, Reading
 from fencepost.stores.postgres_scan import Scanner
 from fencepost.stores.postgres_swift import MOST_GROUPS, Group, apply_swift, sort
@@ -50,9 +51,11 @@ class PostgresStore:
     """`await PostgresStore.open(url)`. Belongs to the event loop that opened it; other threads and loops open their
     own, and so does a forked child."""
 
-    capabilities = StoreCapabilities(durable=True, shared=True, loses_swaps=True, hints=True, look_every=6.0)
+    capabilities = StoreCapabilities(
+        durable=True, shared=True, loses_swaps=True, hints=True, look_every=6.0, joins=True
+    )
     # Through a pooler nobody can listen.
-    unheard = StoreCapabilities(durable=True, shared=True, loses_swaps=True, hints=True, look_every=1.0)
+    unheard = StoreCapabilities(durable=True, shared=True, loses_swaps=True, hints=True, look_every=1.0, joins=True)
 
     def __init__(self, url: str, dsn: str, settings: Settings, clock: str) -> None:
         self.url = url
@@ -136,6 +139,18 @@ class PostgresStore:
             raise translate(error) from error
         finally:
             plan.close()
+
+    async def run_on(self, connection: Any, plan: Plan) -> None:
+        """Drive `plan` inside the transaction of `connection`, an asyncpg or psycopg one; see postgres_joined."""
+        base = self._feed.base
+        apart = await run_joined(connection, plan, self.store_id, self._reading, base, self._look)
+        if apart:
+            await self._on(self._views, apply_log, apart, base)
+
+    async def _look(self, keys: Keys) -> Snapshot:
+        found = Snapshot()
+        await self._read(self._reading.load, keys, found)
+        return found
 
     async def _step(self, con: Connection, step: Load | Scan | Apply) -> Any:
         kind = type(step)
