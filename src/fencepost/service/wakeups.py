@@ -60,7 +60,7 @@ class Wakeups:
         self._look_every = store.capabilities.look_every
         self._hinting = cast("HintingStore", store) if store.capabilities.hints else None
         if self._hinting is not None:
-            self._hinting.subscribe(self._wake_heads)
+            self._hinting.subscribe(self._wake_heads, self._hinted, lambda: bool(self._waiters))
 
     @property
     def anybody(self) -> bool:
@@ -73,6 +73,15 @@ class Wakeups:
             if not waiter.signal.is_set() and waiter.wants(task):
                 waiter.signal.set()
                 return
+
+    def _hinted(self, pool: str, queue: str, kind: str) -> bool:
+        """Wake the first waiter for such a task; whether there is one."""
+        for waiter in self._waiters:
+            if waiter.pool == pool and queue in waiter.queues and (waiter.kinds is None or kind in waiter.kinds):
+                if not waiter.signal.is_set():
+                    waiter.signal.set()
+                    return True
+        return False
 
     @asynccontextmanager
     async def waiter(

@@ -188,9 +188,12 @@ class Store(Protocol):
 class HintingStore(Store, Protocol):
     """A store whose capabilities say `hints`."""
 
-    def subscribe(self, changed: Callable[[], None]) -> None:
-        """Call `changed`, on the store's event loop, when something became ready, whoever made it so. A hint: it may
-        come for nothing, and may be lost."""
+    def subscribe(
+        self, changed: Callable[[], None], ready: Callable[[str, str, str], bool], anybody: Callable[[], bool]
+    ) -> None:
+        """Call `ready`, on the store's event loop, with the pool, queue and kind of a task that became ready, whoever
+        made it so; it answers whether anybody here wanted it. Call `changed` where anything may be ready. Hints: they
+        may come for nothing, and may be lost. `anybody` answers whether anybody waits here at all."""
 
     def listen(self) -> None:
         """Somebody waits: hear what other processes say from now on."""

@@ -39,7 +39,7 @@ from fencepost.stores.postgres_joined import run_joined
 from fencepost.stores.postgres_load import CLOCK, Reading
 from fencepost.stores.postgres_scan import Scanner
 from fencepost.stores.postgres_swift import MOST_GROUPS, Group, apply_swift, sort
-from fencepost.stores.postgres_wakeups import Listener, Notifier
+from fencepost.stores.postgres_wakeups import Listener, Notifier, Subscriber
 from fencepost.stores.schema import Migration, MigrationState
 
 T = TypeVar("T")
@@ -73,8 +73,8 @@ class PostgresStore:
         self.swaps_lost = 0
         self._plans = Connections(dsn, settings, settings.pool_size, keyed=True, name="fencepost")
         self._views = Connections(dsn, settings, 2, keyed=False, name="fencepost views")
-        self._listener = Listener(self._views, settings)
         self._notifier = Notifier(self._views)
+        self._listener = Listener(self._views, settings, self._notifier)
 
     @classmethod
     async def open(
@@ -221,7 +221,7 @@ class PostgresStore:
                 for write in writes.tasks:
                     if write.task.state == READY:
                         self._scanner.wrote(write.task)
-                        self._notifier.hint((write.task.available_at - self._guesses.now()) / 1e6)
+                        self._notifier.hint(write.task, (write.task.available_at - self._guesses.now()) / 1e6)
         return answer
 
     def _count(self, sets: Sequence[WriteSet], won: Sequence[bool]) -> None:
@@ -287,9 +287,10 @@ class PostgresStore:
     async def version(self) -> int:
         return await self._read(views.version)
 
-    def subscribe(self, changed: Callable[[], None]) -> None:
-        """`changed` is called on this store's event loop when something became ready, whoever made it so: a hint."""
-        self._listener.subscribe(changed)
+    def subscribe(
+        self, changed: Callable[[], None], ready: Callable[[str, str, str], bool], anybody: Callable[[], bool]
+    ) -> None:
+        self._listener.subscribe(Subscriber(changed, ready, anybody))
 
     def listen(self) -> None:
         """Somebody waits: hear what other processes say from now on."""
