@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -26,50 +27,68 @@ CALLS: dict[str, Any] = {
 }
 
 
+# Calls a method of a client somewhere.
+Call = Callable[..., Awaitable[Any]]
+
+
 @pytest.mark.parametrize("point", ["before", "after"])
 @pytest.mark.parametrize("door", CALLS)
 @on_every_store
 async def test_b09_a_call_whose_process_died_at_commit_was_made_whole_or_not_at_all_and_is_asked_again(
     stage: Stage, door: str, point: str
 ) -> None:
+    a = await stage.hand()
+
+    async def lose(method: str, *args: Any, **named: Any) -> None:
+        await a.die_at(point)
+        dying = a.start(method, *args, **named)
+        assert await a.program.ended() == -9
+        await asyncio.wait({dying})
+        assert isinstance(dying.exception(), ConnectionError)
+
+    async def other() -> Call:
+        return (await stage.hand()).call
+
+    await whole_or_nothing(stage, door, point == "after", a.call, lose, other)
+
+
+async def whole_or_nothing(
+    stage: Stage, door: str, made: bool, call: Call, lose: Call, other: Callable[[], Awaitable[Call]]
+) -> None:
+    """`lose` makes a call whose answer is lost, after it was `made` or before; `other()` asks again."""
     client = await stage.client()
     await client.submit_many([NewTask(1, task_id="t"), NewTask(2, task_id="child", depends_on=["t"], queue="later")])
-    a = await stage.hand()
     claim: Claim | None = None
     if door != "claim_next":
-        [claim] = await a.call("claim_next", owner="A", ttl=30.0)
+        [claim] = await call("claim_next", owner="A", ttl=30.0)
     (method, *args), named = CALLS[door](claim)
     before = await client.task("t")
-    await a.die_at(point)
-    dying = a.start(method, *args, **named, request_id=REQUEST)
-    assert await a.program.ended() == -9
-    await asyncio.wait({dying})
-    assert isinstance(dying.exception(), ConnectionError)
+    await lose(method, *args, **named, request_id=REQUEST)
 
     # Whole, or nothing of it.
     after = await client.task("t")
     assert isinstance(before, TaskView) and isinstance(after, TaskView)
     # The end of the attempt and the cancel are two events of one transaction.
     steps = {"submit": 0, "cancel": 2}.get(door, 1)
-    assert after.state_version == before.state_version + steps * (point == "after")
+    assert after.state_version == before.state_version + steps * made
     spawned, child = await client.task("spawned"), await client.task("child")
-    committed = door == "commit" and point == "after"
+    committed = door == "commit" and made
     assert isinstance(spawned, TaskView) == committed
     assert isinstance(child, TaskView) and child.state == ("READY" if committed else "BLOCKED")
     assert isinstance(await client.result("t"), Result) == committed
-    assert isinstance(await client.task("another"), TaskView) == (door == "submit" and point == "after")
+    assert isinstance(await client.task("another"), TaskView) == (door == "submit" and made)
     assert stage.integrity() == "ok"
     await stage.audit()
 
     # Who asks again with the same request id is answered as if nothing had happened, and nothing happens twice.
-    b = await stage.hand()
-    again = await b.call(method, *args, **named, request_id=REQUEST)
+    ask = await other()
+    again = await ask(method, *args, **named, request_id=REQUEST)
     right_after = await client.task("t")
     expected = {
         "claim_next": lambda: isinstance(again[0], Claim) and again[0].generation == 1,
         "renew": lambda: isinstance(again, Renewed),
-        "commit": lambda: isinstance(again, Committed) and again.replayed == (point == "after"),
-        "submit": lambda: isinstance(again, Submitted) and again.created == (point == "before"),
+        "commit": lambda: isinstance(again, Committed) and again.replayed == made,
+        "submit": lambda: isinstance(again, Submitted) and again.created != made,
     }
     if door in expected:
         assert expected[door](), again
@@ -81,8 +100,8 @@ async def test_b09_a_call_whose_process_died_at_commit_was_made_whole_or_not_at_
     if door == "cancel":
         await client.reopen("t")
     if door != "commit":
-        [next_claim] = await b.call("claim_next", owner="B")
-        assert isinstance(await b.call("commit", next_claim, "by B"), Committed)
+        [next_claim] = await ask("claim_next", owner="B")
+        assert isinstance(await ask("commit", next_claim, "by B"), Committed)
     assert isinstance(await client.result("t"), Result)
     await stage.audit()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import random
 import signal
 import time
@@ -96,9 +97,19 @@ async def committed_once(stage: Stage, client: Client, total: int) -> None:
 
 
 async def a_killer_among_workers(
-    stage: Stage, *, workers: int, tasks: int, seconds: float, seed: int, ttl: float, chunk: float, within: float
+    stage: Stage,
+    *,
+    workers: int,
+    tasks: int,
+    seconds: float,
+    seed: int,
+    ttl: float,
+    chunk: float,
+    within: float,
+    server: float = 0.0,
 ) -> dict[str, Any]:
-    """`workers` do `tasks`; for `seconds` somebody SIGKILLs (and replaces), SIGSTOPs and SIGCONTs them at random."""
+    """`workers` do `tasks`; for `seconds` somebody SIGKILLs (and replaces), SIGSTOPs and SIGCONTs them at random,
+    and about every `server` seconds (0.0: never) kills or pauses the store's server."""
     print(f"seed {seed}")
     dice = random.Random(seed)
     client = await stage.client()
@@ -128,12 +139,22 @@ async def a_killer_among_workers(
     did: Counter[str] = Counter()
     codes: Counter[int] = Counter()
     end = time.monotonic() + seconds
+    pauses = itertools.cycle([None, 0.2, None, 2 * ttl])  # None: killed
+    next_outage = time.monotonic() + (server or float("inf"))
     while (now := time.monotonic()) < end:
         for place, program in enumerate(alive):
             if stopped.get(place, now + 1) <= now:
                 del stopped[place]
                 program.wake()
                 did["SIGCONT"] += 1
+        if now >= next_outage:
+            # Who is not connected yet may give up; who stands still does not notice.
+            moving = [program for place, program in enumerate(alive) if place not in stopped]
+            await until(lambda moving=moving: all(program.count("connected") for program in moving))  # type: ignore[misc]
+            pause = next(pauses)
+            await asyncio.to_thread(stage.outage, pause)
+            did["server killed" if pause is None else "server paused"] += 1
+            next_outage = time.monotonic() + dice.uniform(0.5, 1.5) * server
         place = dice.randrange(workers)
         roll = dice.random()
         if roll < 0.2:

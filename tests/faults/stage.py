@@ -332,6 +332,10 @@ class Stage:
             time.sleep(seconds)
             con.execute("COMMIT")
 
+    def outage(self, pause: float | None) -> None:
+        """Kill the server and start it again, or make it stand still for `pause` seconds."""
+        raise NotImplementedError("a file has no server")
+
     def snapshot(self) -> AbstractAsyncContextManager[None]:
         """A reader's transaction that stays open for the block."""
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import asyncpg
+import pytest
 
 from tests.faults.stage import PATIENCE, Program, Stage
 from tests.postgres.databases import advance, new_database, running_or_skip
 from tests.postgres.server import Server
 
 T = TypeVar("T")
+
+on_postgres = pytest.mark.parametrize("stage", ["postgres"], indirect=True)
 
 # Other processes read the store's clock as they are shipped. In this database they find another function first.
 MOVED = (
@@ -85,6 +91,24 @@ class PostgresStage(Stage):
 
         _now(hold)
 
+    def outage(self, pause: float | None) -> None:
+        if pause is None:
+            self.server.stop(signal.SIGQUIT)
+            self.server.start()
+            return
+        first = self.server.pid
+        stopped: list[int] = []
+        try:
+            for pid in (first, *children(first)):
+                with suppress(ProcessLookupError):  # a session that ended just now
+                    os.kill(pid, signal.SIGSTOP)
+                    stopped.append(pid)
+            time.sleep(pause)
+        finally:
+            for pid in reversed(stopped):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[None]:
         async with self.connection() as con, con.transaction(isolation="repeatable_read", readonly=True):
@@ -117,6 +141,11 @@ class PostgresStage(Stage):
     async def close(self) -> None:
         await super().close()
         await self.server.drop_database(self.database)
+
+
+def children(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=True)
+    return [int(word) for word in found.stdout.split()]
 
 
 def _now(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
