@@ -11,13 +11,17 @@ import pytest_asyncio
 from fencepost.client.client import Client
 from tests.conformance.worlds import WORLDS, World
 
-# Through the pooler every kind of plan runs in `make test`; the many single limits are left to `make soak`.
-LONG_THROUGH_A_POOLER = {"test_limits", "test_people"}
+# Other ways to the same store run what differs there in `make test`, and the rest in `make soak`.
+LONG = {
+    "postgres-pgbouncer": {"test_limits", "test_people"},
+    "postgres-worker": {"test_limits", "test_people"},
+    "postgres-operator": {"test_limits", "test_fence", "test_claims", "test_graphs"},
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "postgres-pgbouncer" in item.name and item.path.stem in LONG_THROUGH_A_POOLER:
+        if any(name in item.name and item.path.stem in files for name, files in LONG.items()):
             item.add_marker(pytest.mark.soak)
 
 

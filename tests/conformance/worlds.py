@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from fencepost.client.client import Client
 from fencepost.connect import connect
+from fencepost.kernel.commands import CreatePool, PoolCommand
 from fencepost.kernel.kernel import Kernel
 from fencepost.service.coordinator import Coordinator
 from fencepost.stores.memory import MemoryStore
@@ -85,6 +86,7 @@ class PostgresWorld:
     """A database of its own on the run's server, made from a template that has the schema already."""
 
     name = "postgres"
+    roles = False
 
     def __init__(self, folder: Path) -> None:
         from tests.postgres.databases import running_or_skip
@@ -101,16 +103,21 @@ class PostgresWorld:
         from tests.postgres.databases import MOVABLE_CLOCK, new_database
 
         if self._database is None:
-            self._database = await new_database(self._server)
+            self._database = await new_database(self._server, self.roles)
         url = self._url(self._database)
 
         async def reopen() -> Any:
             return Coordinator(await PostgresStore.open(url, create=False, clock=MOVABLE_CLOCK), kernel=kernel)
 
-        client = Client(await reopen(), url=url, reopen=reopen, epochs={}, given=epoch)
+        backend = await reopen()
+        client = Client(backend, url=url, reopen=reopen, epochs={}, given=epoch)
+        self._dress(backend, client)
         await client.epoch()
         self._clients.append(client)
         return client
+
+    def _dress(self, backend: Coordinator, client: Client) -> None:
+        """For worlds whose clients differ from others in something."""
 
     async def advance(self, seconds: float) -> None:
         from tests.postgres.databases import advance
@@ -136,6 +143,52 @@ class PgbouncerWorld(PostgresWorld):
         return bouncing().url(database)
 
 
+class OperatorWorld(PostgresWorld):
+    """The same, as a user who is a member of the operators' role."""
+
+    name = "postgres, as an operator"
+    roles = True
+
+    def _url(self, database: str) -> str:
+        return self._server.url(database).replace("tester@", "chief@")
+
+
+class WorkerWorld(PostgresWorld):
+    """As a user who is a member of the workers' role only; whatever changes a pool goes by an operator."""
+
+    name = "postgres, as a worker"
+    roles = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._chief: Coordinator | None = None
+
+    def _url(self, database: str) -> str:
+        return self._server.url(database).replace("tester@", "hand@")
+
+    def _dress(self, backend: Coordinator, client: Client) -> None:
+        ask = backend.ask
+
+        async def by_whom(command: Any, **more: Any) -> Any:
+            if not isinstance(command, PoolCommand | CreatePool):
+                return await ask(command, **more)
+            if self._chief is None:
+                from fencepost.stores.postgres import PostgresStore
+                from tests.postgres.databases import MOVABLE_CLOCK
+
+                assert self._database is not None
+                url = self._server.url(self._database).replace("tester@", "chief@")
+                self._chief = Coordinator(await PostgresStore.open(url, create=False, clock=MOVABLE_CLOCK))
+            return await self._chief.ask(command, **more)
+
+        backend.ask = by_whom  # type: ignore[method-assign]
+
+    async def close(self) -> None:
+        if self._chief is not None:
+            await self._chief.close()
+        await super().close()
+
+
 WORLDS: dict[str, Callable[[Path], World]] = {
     "memory": lambda folder: MemoryWorld(False),
     "memory-losing-swaps": lambda folder: MemoryWorld(True),
@@ -143,6 +196,8 @@ WORLDS: dict[str, Callable[[Path], World]] = {
 }
 if os.environ.get("FENCEPOST_TEST_POSTGRES"):  # `make test` says so where there is a real server to start
     WORLDS["postgres"] = PostgresWorld
+    WORLDS["postgres-worker"] = WorkerWorld
+    WORLDS["postgres-operator"] = OperatorWorld
     if pgbouncer() is not None:
         WORLDS["postgres-pgbouncer"] = PgbouncerWorld
 

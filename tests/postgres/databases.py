@@ -8,12 +8,16 @@ import pytest
 
 from fencepost.stores.postgres import migrate
 from fencepost.stores.postgres_load import CLOCK
+from fencepost.stores.postgres_roles import OPERATOR, WORKER, roles_sql
 from tests.postgres.server import Missing, Server, running
 
 # The store's clock, as stores in tests are told to read it. The table is the tests', outside fencepost's schema.
 MOVABLE_CLOCK = f"({CLOCK} + (SELECT moved_us FROM public.moved_clock))"
 
 _TEMPLATE = "fencepost_template"
+_WITH_ROLES = "fencepost_with_roles"
+# Users who log in, and the role that each is a member of.
+MEMBERS = {"hand": WORKER, "chief": OPERATOR}
 
 
 def running_or_skip() -> Server:
@@ -26,17 +30,29 @@ def running_or_skip() -> Server:
         pytest.skip(str(error))
 
 
-async def new_database(server: Server) -> str:
-    """The name of a database with this release's schema and nothing in it."""
+async def new_database(server: Server, roles: bool = False) -> str:
+    """The name of a database with this release's schema and nothing in it; with the documented `roles`, if asked."""
 
     async def fill(url: str) -> None:
         await migrate(url, create=True)
         await server.administer(
             "CREATE TABLE public.moved_clock (moved_us bigint NOT NULL)",
             "INSERT INTO public.moved_clock VALUES (0)",
-            database=_TEMPLATE,
+            database=url.rpartition("/")[2],
         )
 
+    async def grant(url: str) -> None:
+        await fill(url)
+        await server.administer(
+            roles_sql(),
+            "GRANT SELECT ON public.moved_clock TO PUBLIC",
+            *(f"CREATE ROLE {user} LOGIN" for user in MEMBERS),
+            *(f"GRANT {role} TO {user}" for user, role in MEMBERS.items()),
+            database=_WITH_ROLES,
+        )
+
+    if roles:
+        return await server.new_database(await server.template(_WITH_ROLES, grant))
     return await server.new_database(await server.template(_TEMPLATE, fill))
 
 

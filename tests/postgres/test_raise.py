@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 import fencepost
-from fencepost.errors import Unavailable
 from fencepost.stores.postgres import PostgresStore
 from fencepost.wire import NewTask, Refused
 from tests.postgres.conftest import Open
-from tests.postgres.server import Server
 
 ROUNDS = 20
 
@@ -69,33 +65,3 @@ async def test_after_a_raise_no_event_of_the_old_epoch_though_all_are_busy(opene
         await asyncio.gather(*working, return_exceptions=True)
         for client in (*clients, chief):
             await client.close()
-
-
-async def test_a_role_that_may_only_work_can_work_and_nothing_else(server: Server, database: str) -> None:
-    """The grants of docs/postgresql.md, with a real second role."""
-    await server.administer(
-        "DROP ROLE IF EXISTS fencepost_worker",
-        "CREATE ROLE fencepost_worker LOGIN",
-        "GRANT USAGE ON SCHEMA fencepost TO fencepost_worker",
-        "GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA fencepost TO fencepost_worker",
-        "REVOKE INSERT, UPDATE ON fencepost.migration, fencepost.meta FROM fencepost_worker",
-        "GRANT DELETE ON fencepost.checkpoint TO fencepost_worker",
-        database=database,
-    )
-    url = server.url(database).replace("tester@", "fencepost_worker@")
-    try:
-        async with await fencepost.connect(url, create=False) as client:
-            await client.submit(NewTask({"n": 1}, task_id="t"))
-            [claim] = await client.claim_next(owner="w")
-            await client.checkpoint(claim, {"at": 1}, number=1)
-            assert (await client.commit(claim, "done")).outcome == "COMMITTED"
-            audit = await client.report("audit")
-            assert audit.clean, audit.violations
-            with pytest.raises(Unavailable, match="permission denied"):
-                await client.report("prune", older_than=0.0)
-            store = client.backend.store  # type: ignore[attr-defined]
-            with pytest.raises(Exception, match=r"permission denied|must be owner"):
-                async with store._plans.use() as con:
-                    await con.execute("ALTER TABLE fencepost.task ADD COLUMN mine text")
-    finally:
-        await server.administer("DROP OWNED BY fencepost_worker", "DROP ROLE fencepost_worker", database=database)

@@ -147,9 +147,8 @@ def _postgres(report: dict[str, Any]) -> list[Check]:
     ]
     settings = ", ".join(f"{name} {report[name]}" for name in ("fsync", "synchronous_commit", "full_page_writes"))
     found.append(Check("durability", OK if report["durable"] else WARN, settings))
-    found.append(
-        Check("connections", OK, f"{report['pool_size']} for work" + (", through a pooler" * report["pgbouncer"]))
-    )
+    found.append(Check("connections", OK, f"{report['pool_size']} for work"))
+    found += [_pooler(report), _role(report)]
     oldest = report["oldest_transaction_seconds"] or 0.0
     dead = sum(table["dead_rows"] for table in report["tables"].values())
     says = f"{dead} dead rows, oldest transaction {oldest:.0f} s"
@@ -159,6 +158,27 @@ def _postgres(report: dict[str, Any]) -> list[Check]:
         else Check("vacuum", WARN, f"{says}: while it is open, nothing that died since can be removed")
     )
     return found
+
+
+def _pooler(report: dict[str, Any]) -> Check:
+    if report["pgbouncer"] and not report["pooler"]:
+        return Check("pooler", WARN, "pgbouncer=true, but none stands between: without it every statement costs less")
+    if report["pooler"] and not report["pgbouncer"]:
+        return Check("pooler", FAIL, "something hands out server processes: say pgbouncer=true in the URL")
+    return Check("pooler", OK, "in transaction mode" if report["pooler"] else "none")
+
+
+def _role(report: dict[str, Any]) -> Check:
+    user, role = report["user"], report["role"]
+    if role == "none":
+        missing = ", ".join(report["missing_rights"])
+        return Check("role", FAIL, f"{user} lacks {missing}; see `fencepost migrate --roles`")
+    says = {
+        "owner": "owns the schema: it may migrate, operate and work; workers need less (fencepost migrate --roles)",
+        "operator": "may work, change pools and prune; not migrate",
+        "worker": "may work; not change pools, prune or migrate",
+    }
+    return Check("role", OK, f"{user} {says[role]}")
 
 
 def _clock(store_us: int) -> Check:

@@ -13,21 +13,39 @@ from fencepost.cli.session import Options, database, is_postgres, opened, requir
 from fencepost.errors import InvalidRequest
 
 
-async def migrate(*, dry_run: bool = False, options: Options | None = None) -> int:
+async def migrate(
+    *, dry_run: bool = False, create: bool = False, roles: bool = False, options: Options | None = None
+) -> int:
     """Bring the database's schema to this release's. `migrate status` only looks.
 
-    Every step is a transaction of its own. Never makes a database: one that is missing is exit code 3.
+    Every step is a transaction of its own. A database that is missing, or has no fencepost schema, is exit code 3.
 
-    JSON: {"applied": [{"version", "step", "name", "sql"}], "dry_run"}; with --dry-run, what would be applied.
+    JSON: {"applied": [{"version", "step", "name", "sql"}], "dry_run"}; with --dry-run, what would be applied;
+    with --roles {"sql"}.
 
     Parameters
     ----------
     dry_run
         Print what would be done, with its SQL, and change nothing.
+    create
+        PostgreSQL: make the schema in a database that has none.
+    roles
+        PostgreSQL: print the SQL that makes the roles for workers and operators, and do nothing else.
     """
     options = options or Options()
+    if roles or create:
+        if not is_postgres(options.url):
+            raise InvalidRequest("--roles" if roles else "--create", "is for PostgreSQL")
+    if roles:
+        from fencepost.stores.postgres_roles import roles_sql
+
+        if options.as_json:
+            output.emit({"sql": roles_sql()})
+        else:
+            output.say(roles_sql().rstrip())
+        return output.DONE
     store, where = _schema_of(options)
-    done = await store.migrate(where, dry_run)
+    done = await store.migrate(where, dry_run, **({"create": True} if create else {}))
     if options.as_json:
         output.emit({"applied": done, "dry_run": dry_run})
         return output.DONE

@@ -12,7 +12,7 @@ import random
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from fencepost.errors import Unavailable
+from fencepost.errors import StoreRefused, Unavailable
 from fencepost.kernel import commands as k
 from fencepost.kernel.outcomes import Outcome
 from fencepost.kernel.records import Pool, Task
@@ -46,15 +46,20 @@ class Maintenance:
 
     async def _loop(self, interval: float) -> None:
         since_prune = 0.0
+        may_prune = True
         interval *= self._coordinator.store.capabilities.look_every
         while True:
             await asyncio.sleep(interval * (0.8 + random.random() * 0.4))
             since_prune += interval
             try:
                 await self.round()
-                if since_prune >= PRUNE_EVERY:
+                if since_prune >= PRUNE_EVERY and may_prune:
                     since_prune = 0.0
-                    await self.prune()
+                    try:
+                        await self.prune()
+                    except StoreRefused as error:
+                        may_prune = False
+                        logger.info("this process may not prune, others have to: %s", error)
             except Unavailable as error:
                 logger.warning("maintenance could not reach the store, tries again: %s", error)
 

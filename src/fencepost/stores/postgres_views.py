@@ -18,6 +18,7 @@ from fencepost.stores.postgres_connections import Connection, Settings
 from fencepost.stores.postgres_feed import Where
 from fencepost.stores.postgres_load import LOAD_CHILDREN, LOAD_PARENTS, LOAD_STAGED
 from fencepost.stores.postgres_migrations import describe
+from fencepost.stores.postgres_roles import describe_user
 from fencepost.stores.postgres_rows import listed
 
 _replace = msgspec.structs.replace
@@ -179,7 +180,7 @@ async def diagnose(con: Connection, settings: Settings) -> dict[str, Any]:
         "SELECT extract(epoch FROM max(clock_timestamp() - xact_start))::float8 FROM pg_stat_activity "
         "WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()"
     )
-    return {**found, **await describe(con)}
+    return {**found, **await describe(con), **await describe_user(con)}
 
 
 async def in_the_way(con: Connection, pid: int) -> str:
