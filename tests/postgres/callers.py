@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import asyncpg
 import psycopg
+
+from fencepost import Claim, Client, NewTask, Refused
+from fencepost.wire import PoolChanged, TaskView
 
 DRIVERS = ("asyncpg", "psycopg", "plain psycopg")
 
@@ -60,3 +64,39 @@ class PlainPsycopg(Business):
 
 
 MADE: dict[str, type[Business]] = dict(zip(DRIVERS, (Asyncpg, Psycopg, PlainPsycopg), strict=True))
+
+
+Join = Callable[[], Awaitable[Business]]
+
+
+async def rows(url: str) -> set[str]:
+    con = await asyncpg.connect(url)
+    try:
+        return {row[0] for row in await con.fetch("SELECT row FROM public.business")}
+    finally:
+        await con.close()
+
+
+async def state(client: Client, task_id: str) -> str | None:
+    found = await client.task(task_id)
+    return found.state if isinstance(found, TaskView) else None
+
+
+async def claimed(client: Client, task_id: str, **task: Any) -> Claim:
+    await client.submit(NewTask({"n": 1}, task_id=task_id, **task))
+    found = await client.claim_next(owner="worker")
+    assert not isinstance(found, Refused)
+    [claim] = found
+    assert claim.task_id == task_id
+    return claim
+
+
+async def clean(client: Client) -> None:
+    report = await client.report("audit")
+    assert report.violations == [], report.violations
+
+
+async def raised(client: Client) -> PoolChanged | Refused:
+    view = await client.pool("default")
+    assert not isinstance(view, Refused)
+    return await client.raise_epoch(expected_epoch=view.epoch, expected_state_version=view.state_version)

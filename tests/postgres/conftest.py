@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+import fencepost
+from fencepost import Client
 from fencepost.stores.postgres import PostgresStore
+from tests.postgres.callers import DRIVERS, MADE, Business, Join
 from tests.postgres.databases import MOVABLE_CLOCK, new_database, running_or_skip
 from tests.postgres.server import Server
 
@@ -55,3 +58,26 @@ async def opened(server: Server, database: str) -> AsyncIterator[Open]:
 @pytest_asyncio.fixture
 async def store(opened: Open) -> PostgresStore:
     return await opened()
+
+
+@pytest_asyncio.fixture
+async def client(server: Server, database: str) -> AsyncIterator[Client]:
+    await server.administer("CREATE TABLE public.business (row text)", database=database)
+    async with fencepost.connect(server.url(database, raise_timeout=0.5)) as found:
+        yield found
+
+
+@pytest_asyncio.fixture(params=DRIVERS)
+async def join(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Join]:
+    """`await join()` opens a connection of the caller's own."""
+    opened: list[Business] = []
+
+    async def one() -> Business:
+        business = MADE[request.param]()
+        await business.open(url)
+        opened.append(business)
+        return business
+
+    yield one
+    for business in opened:
+        await business.close()
