@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 import fencepost
-from fencepost.errors import Unavailable
+from fencepost.errors import StoreRefused, Unavailable
 from fencepost.wire import NewTask
 from tests.postgres.bouncer import Bouncer, bouncing
 from tests.postgres.server import Missing, Server
@@ -54,6 +54,13 @@ async def test_thirty_workers_and_every_report_through_three_connections(
     finally:
         for client in clients:
             await client.close()
+
+
+async def test_a_pooler_that_the_url_does_not_mention_is_named(bouncer: Bouncer, database: str) -> None:
+    with pytest.raises(StoreRefused, match="pgbouncer=true"):
+        await fencepost.connect(bouncer.url(database).partition("?")[0])
+    async with await fencepost.connect(bouncer.url(database)) as client:
+        assert (await client.report("doctor"))["pooler"] is True
 
 
 async def test_backends_killed_behind_the_pooler_cost_a_retry_at_most(

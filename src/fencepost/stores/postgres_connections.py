@@ -198,6 +198,8 @@ _REFUSED = (
 
 def translate(error: BaseException) -> Exception:
     """What a caller is told: Unavailable, StoreRefused, or Inconsistent where the database refuses what must fit."""
+    if "unsupported startup parameter" in str(error):
+        return StoreRefused(f"a pooler stands before PostgreSQL, add pgbouncer=true to the URL ({error})")
     if isinstance(error, _REFUSED):
         return StoreRefused(f"PostgreSQL refuses: {error}")
     if isinstance(error, asyncpg.UndefinedTableError | asyncpg.UndefinedColumnError | asyncpg.InvalidSchemaNameError):
