@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from fencepost.stores.postgres_roles import roles_sql
 from tests.docs.pages import PAGES, ROOT, Block, agrees, blocks, console, run
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-KNOWN = {"python", "sh", "console", "json", "text"}
+KNOWN = {"python", "sh", "console", "json", "sql", "text"}
 
 
 def try_block(block: Block, folder: Path, printed: str) -> str:
@@ -73,6 +74,11 @@ def test_every_relative_link_leads_somewhere(page: str) -> None:
         if not link.startswith(("https://", "#")) and not (ROOT / page).parent.joinpath(link.partition("#")[0]).exists()
     ]
     assert missing == []
+
+
+def test_the_roles_on_the_page_are_those_that_the_command_prints() -> None:
+    [shown] = [block.text for block in blocks("docs/postgresql.md") if block.mark == "file: roles.sql"]
+    assert shown == roles_sql()
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:

@@ -6,6 +6,7 @@ until they are run again.
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from fencepost.stores import codec
@@ -79,10 +80,11 @@ def roles_sql() -> str:
 
 
 def _grants(rights: tuple[tuple[str, tuple[str, ...], str], ...], role: str) -> list[str]:
-    return [
-        f"GRANT {what}{f' ({listed(columns)})' if columns else ''} ON fencepost.{table} TO {role};"
-        for what, columns, table in rights
-    ]
+    lines: list[str] = []
+    for what, columns, table in rights:
+        line = f"GRANT {what}{f' ({listed(columns)})' if columns else ''} ON fencepost.{table} TO {role};"
+        lines += textwrap.wrap(line, 110, subsequent_indent="    ", break_long_words=False)
+    return lines
 
 
 def _policy(name: str, command: str, role: str, rule: str) -> list[str]:
