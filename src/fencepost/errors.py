@@ -64,6 +64,17 @@ class Unavailable(FencepostError):
     code = "UNAVAILABLE"
 
 
+class InTheWay(Unavailable):
+    """Others were still at work on a pool when the time to wait for them was over; nothing was written.
+
+    `sessions` names them to the report `end_sessions`.
+    """
+
+    def __init__(self, says: str, sessions: Sequence[tuple[int, str]]) -> None:
+        self.sessions = tuple(sessions)
+        super().__init__(says)
+
+
 class StoreRefused(Unavailable):
     """Opening the store was refused for a reason that asking again does not cure (schema, file system, …)."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import psycopg
 import pytest
 
 import fencepost
-from fencepost import Client, InvalidRequest, NewTask, Pending
+from fencepost import Client, InvalidRequest, NewTask, Pending, Refused
+from fencepost.errors import InTheWay
 from fencepost.wire import Result
 from tests.docs.pages import blocks, run
-from tests.postgres.callers import Join, claimed, clean, rows, state
+from tests.postgres.callers import Join, claimed, clean, raised, rows, state
 from tests.postgres.server import Server
 
 
@@ -156,3 +158,52 @@ async def test_what_the_page_shows_works(
     [block] = [block for block in blocks("docs/transactions.md") if block.mark == f"file: {name}"]
     (tmp_path / name).write_text(block.text)
     assert await asyncio.to_thread(run, ["python3", name], tmp_path) == (0, printed)
+
+
+# in the way of a raise ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("terminate", [False, True])
+async def test_the_command_line_names_a_sleeper_and_ends_it_where_it_is_told_to(
+    client: Client, url: str, terminate: bool
+) -> None:
+    claim = await claimed(client, "t")
+    sleeper = await asyncpg.connect(url, server_settings={"application_name": "sleeper"})
+    await sleeper.execute("BEGIN")
+    assert isinstance(await client.commit(claim, "x", connection=sleeper), Pending)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "fencepost", "pool", "raise-epoch", "--yes", "--store", f"{url}?raise_timeout=0.5"),
+        *(["--terminate"] if terminate else []),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, printed = await asyncio.wait_for(process.communicate(), 60)
+    assert f"pid {sleeper.get_server_pid()}" in printed.decode()
+    assert ("ended 1 sessions" in printed.decode()) == terminate
+    assert ("raise-epoch --terminate" in printed.decode()) == (not terminate)
+    assert process.returncode == (0 if terminate else 3)
+    view = await client.pool("default")
+    assert not isinstance(view, Refused)
+    assert view.epoch == (2 if terminate else 1)
+    if terminate:
+        with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
+            await sleeper.execute("COMMIT")
+    else:
+        await sleeper.execute("COMMIT")
+    assert isinstance(await client.result("t"), Result) == (not terminate)
+    await sleeper.close()
+    await clean(client)
+
+
+async def test_only_that_very_transaction_is_ended_and_not_the_sessions_next_one(client: Client, url: str) -> None:
+    claim = await claimed(client, "t")
+    sleeper = await asyncpg.connect(url)
+    await sleeper.execute("BEGIN")
+    assert isinstance(await client.commit(claim, "x", connection=sleeper), Pending)
+    with pytest.raises(InTheWay) as caught:
+        await raised(client)
+    await sleeper.execute("COMMIT")
+    await sleeper.execute("BEGIN")
+    assert await client.report("end_sessions", sessions=caught.value.sessions) == 0
+    await sleeper.execute("COMMIT")
+    await sleeper.close()

@@ -238,6 +238,8 @@ async def test_of_two_transactions_that_commit_one_claim_the_second_waits_and_is
     await one.do("COMMIT")
     answer = await asyncio.wait_for(waiting, 10)
     assert isinstance(answer, Refused)
+    # Its swap was tried, under locks: they went with the refusal, and nobody waits for this transaction.
+    assert isinstance(await raised(client), PoolChanged)
     await other.do("ROLLBACK")
     found = await client.result("t")
     assert isinstance(found, Result)

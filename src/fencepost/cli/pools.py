@@ -14,7 +14,7 @@ from cyclopts import App, Group
 
 from fencepost.cli import output
 from fencepost.cli.session import Options, PersonOptions, opened
-from fencepost.errors import InvalidRequest
+from fencepost.errors import InTheWay, InvalidRequest
 from fencepost.kernel.records import Policy
 from fencepost.wire import PoolChanged, PoolView, Refused, TaskView
 
@@ -108,7 +108,13 @@ async def open_intake(name: str = DEFAULT, /, *, options: PersonOptions | None =
 
 
 async def raise_epoch(
-    name: str = DEFAULT, /, *, to: int | None = None, yes: bool = False, options: PersonOptions | None = None
+    name: str = DEFAULT,
+    /,
+    *,
+    to: int | None = None,
+    yes: bool = False,
+    terminate: bool = False,
+    options: PersonOptions | None = None,
 ) -> int:
     """Pull the kill switch: every client that learnt the old epoch, and every claim granted under it, is refused.
 
@@ -122,6 +128,9 @@ async def raise_epoch(
         The new epoch. Default: the current one + 1.
     yes
         Do not ask.
+    terminate
+        On PostgreSQL: end the sessions that are still in the way after raise_timeout, and raise then. What they had
+        open is rolled back. Without it they are named, and nothing is changed.
     """
     options = options or PersonOptions()
     if not yes and (options.as_json or not sys.stdin.isatty()):
@@ -137,14 +146,27 @@ async def raise_epoch(
         if not yes and not _agreed():
             output.note("nothing was changed")
             return output.REFUSED
+
         # What was shown is what is raised: a pool that moved since answers CONFLICT.
-        answer = await client.raise_epoch(
-            name,
-            expected_epoch=view.epoch,
-            expected_state_version=view.state_version,
-            to=to,
-            who=options.person,
-        )
+        async def ask() -> PoolChanged | Refused:
+            return await client.raise_epoch(
+                name,
+                expected_epoch=view.epoch,
+                expected_state_version=view.state_version,
+                to=to,
+                who=options.person,
+            )
+
+        try:
+            answer = await ask()
+        except InTheWay as error:
+            if not terminate:
+                output.note("`fencepost pool raise-epoch --terminate` ends these sessions, and raises then")
+                raise
+            output.note(str(error))
+            ended = await client.report("end_sessions", sessions=error.sessions)
+            output.note(f"ended {ended} sessions")
+            answer = await ask()
         return _tell(answer, options)
 
 

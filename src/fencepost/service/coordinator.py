@@ -309,7 +309,7 @@ class Coordinator:
                     return found
 
     async def report(self, name: str, **arguments: Any) -> Any:
-        """Reports by name: status, audit, doctor, history, prune, maintain."""
+        """Reports by name: status, audit, doctor, history, prune, maintain, end_sessions."""
         await self._refusals.flush()
         if name == "status":
             from fencepost.service.numbers import numbers
@@ -327,6 +327,8 @@ class Coordinator:
             return await self._maintenance.prune(**arguments)
         if name == "maintain":
             return await self._maintenance.round()
+        if name == "end_sessions" and self.store.capabilities.joins:
+            return await cast("JoiningStore", self.store).end_sessions(**arguments)
         raise InvalidRequest("report", f"there is no report {name!r}")
 
     def start_maintenance(self, interval: float = 1.0) -> None:

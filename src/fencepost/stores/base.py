@@ -209,3 +209,6 @@ class JoiningStore(Store, Protocol):
         it before the transaction has ended. Whatever it raises, nothing of it stands there.
         Raises InvalidRequest where `connection` is not fit, Unavailable as `run` does.
         """
+
+    async def end_sessions(self, sessions: Sequence[tuple[int, str]]) -> int:
+        """End the sessions that an `InTheWay` named, where they are in the way still. How many."""

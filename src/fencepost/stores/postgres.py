@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from fencepost.errors import StoreRefused, Unavailable
+from fencepost.errors import InTheWay, StoreRefused
 from fencepost.kernel.records import READY, LogEntry, Pool, ResultCommit, Task
 from fencepost.kernel.writes import Keys, Snapshot, WriteSet
 from fencepost.stores import postgres_migrations as migrations
@@ -244,15 +244,20 @@ class PostgresStore:
             done, _ = await asyncio.wait([locking], timeout=self.settings.raise_timeout)
             if done:
                 return list(locking.result())
-            others = await self._on(self._views, views.in_the_way, pid)
-            raise Unavailable(
+            others, sessions = await self._on(self._views, views.in_the_way, pid)
+            raise InTheWay(
                 f"raise_timeout: after {self.settings.raise_timeout:g} s others are still at work on pool "
-                f"{', '.join(names)}, nothing was written; in the way: {others}"
+                f"{', '.join(names)}, nothing was written; in the way: {others}",
+                sessions,
             )
         finally:
             if not locking.done():
                 locking.cancel()
                 await asyncio.wait([locking])
+
+    async def end_sessions(self, sessions: views.Sessions) -> int:
+        """End those that `InTheWay` named, as far as they still are; the server rolls back what they had open."""
+        return await self._on(self._views, views.end, sessions)
 
     def forget(self) -> None:
         """Decide nothing more on what is only remembered: the next look asks the server."""

@@ -183,20 +183,25 @@ async def diagnose(con: Connection, settings: Settings) -> dict[str, Any]:
     return {**found, **await describe(con), **await describe_user(con)}
 
 
-async def in_the_way(con: Connection, pid: int) -> str:
-    """Who holds what backend `pid` waits for, and who those wait for, for a person to read."""
+Sessions = tuple[tuple[int, str], ...]  # (pid, when its transaction began): that transaction, and no later one
+
+_BEGAN = "extract(epoch FROM a.xact_start)::text"
+
+
+async def in_the_way(con: Connection, pid: int) -> tuple[str, Sessions]:
+    """Who holds what backend `pid` waits for, and who those wait for: for a person to read, and for `end`."""
     rows = await con.fetch(
-        """
+        f"""
 WITH RECURSIVE b(pid) AS (
     SELECT unnest(pg_blocking_pids($1)) UNION SELECT unnest(pg_blocking_pids(b.pid)) FROM b
 )
 SELECT a.pid, coalesce(a.usename::text, '?'), a.application_name, coalesce(host(a.client_addr), 'local'), a.state,
        extract(epoch FROM clock_timestamp() - a.xact_start)::float8,
-       left(regexp_replace(a.query, '[[:space:]]+', ' ', 'g'), 80)
+       left(regexp_replace(a.query, '[[:space:]]+', ' ', 'g'), 80), {_BEGAN}
 FROM b JOIN pg_stat_activity a ON a.pid = b.pid WHERE b.pid <> $1 ORDER BY a.xact_start""",
         pid,
     )
-    return (
+    says = (
         "; ".join(
             f"pid {row[0]} ({row[1]} from {row[3]}, {row[2] or 'no application name'}, {row[4]}, "
             f"in its transaction for {row[5] or 0:.1f} s: {row[6]})"
@@ -204,3 +209,13 @@ FROM b JOIN pg_stat_activity a ON a.pid = b.pid WHERE b.pid <> $1 ORDER BY a.xac
         )
         or "nobody that can be seen"
     )
+    return says, tuple((row[0], row[7]) for row in rows if row[7] is not None)
+
+
+async def end(con: Connection, sessions: Sessions) -> int:
+    """End the sessions that are still in that very transaction, which is rolled back. How many."""
+    sql = (
+        "SELECT count(*) FILTER (WHERE pg_terminate_backend(a.pid)) FROM pg_stat_activity a "
+        f"JOIN unnest($1::int4[], $2::text[]) s(pid, began) ON a.pid = s.pid AND {_BEGAN} = s.began"
+    )
+    return await con.fetchval(sql, [pid for pid, _ in sessions], [began for _, began in sessions])  # type: ignore[no-any-return]
