@@ -139,6 +139,8 @@ class Connections:
                 "lock_timeout": _milliseconds(settings.lock_timeout),
                 "idle_in_transaction_session_timeout": _milliseconds(settings.statement_timeout),
                 "jit": "off",
+                # Swaps compare versions; a database whose default is stricter would only make them fail.
+                "default_transaction_isolation": "read committed",
             }
             if self._keyed:
                 session |= _KEYED
