@@ -21,7 +21,7 @@ class Proxy:
         self.cut: str | None = None  # "before" or "after" the server makes the next write final
         self.cuts = 0
         self.statements: Counter[str] = Counter()  # executed, by what they are
-        self._open: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
@@ -29,21 +29,22 @@ class Proxy:
         ways = [asyncio.ensure_future(link.up(reader)), asyncio.ensure_future(link.down(far_reader))]
         me = asyncio.current_task()
         assert me is not None
-        self._open.add(me)
+        self._open[me] = writer
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._open.discard(me)
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
             writer.transport.abort()
             far_writer.transport.abort()
+            del self._open[me]
 
     async def close(self) -> None:
-        for task in list(self._open):
-            task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
+        for writer in self._open.values():
+            writer.transport.abort()
+        if self._open:
+            await asyncio.wait(self._open)
 
 
 class _Link:
