@@ -14,7 +14,7 @@ from tests.faults.stage import Stage, on_every_store
 # the epoch of the attempt that it ended; a spawned task's own first event shows none.
 OF_CLAIMS = """(name IN ('attempt_started', 'attempt_renewed', 'checkpoint_saved', 'result_committed')
     OR name = 'attempt_ended' AND door IN ('release', 'fail'))"""
-ROUNDS = 25  # a hundred in the long form
+ROUNDS = 25  # two hundred in the long form
 
 
 async def raise_in_the_middle(stage: Stage, rounds: int) -> dict[str, int]:

@@ -32,7 +32,7 @@ async def mix(stage: PostgresStage, database: str, *, processes: int, callers: i
     client = await stage.client()
     await client.set_policy(max_attempts=1000)
     ids = [f"t{n:05}" for n in range(cancels)]
-    await submit(client, [*ids, *(f"m{n:05}" for n in range(more))])
+    await submit(client, [*(f"m{n:05}" for n in range(more)), *ids])
     crowd = [await stage.program("claimers", stage.url, f"p{n}", str(callers), "10") for n in range(processes)]
     for program in crowd:
         await program.reaches("connected")
@@ -72,6 +72,7 @@ async def mix(stage: PostgresStage, database: str, *, processes: int, callers: i
     others = {str(each.outcome) for each in answers if isinstance(each, Refused)}
     assert others <= {"ALREADY_COMMITTED"}, others
     assert len(cancelled) + len(committed) == cancels + more
+    assert len(cancelled) > cancels / 10
     longest = max(end["longest"] for end in ends)
     print(f"{database}: {len(committed)} committed, {len(cancelled)} cancelled, {counts}, no commit for {longest} s")
     await stage.audit()

@@ -23,6 +23,12 @@ async def main(url: str, owner: str, callers: str, share: str) -> None:
     waits: list[float] = []
     wrong: list[str] = []
     committed = 0
+    swaps = [0, 0]  # won and lost, on a store that loses any
+
+    def count(client: fencepost.Client) -> None:
+        store = client.backend.store  # type: ignore[attr-defined]
+        for place, name in enumerate(("swaps_won", "swaps_lost")):
+            swaps[place] += getattr(store, name, 0)
 
     async def cycle(client: fencepost.Client, until: int) -> None:
         nonlocal left, committed
@@ -50,11 +56,14 @@ async def main(url: str, owner: str, callers: str, share: str) -> None:
     await go.wait()
     async with client:
         await asyncio.gather(*(cycle(client, int(share) // 2) for _ in range(int(callers))))
+        count(client)
     async with await fencepost.connect(url) as client:
         await asyncio.gather(*(cycle(client, 0) for _ in range(int(callers))))
+        count(client)
     waits.sort()
     p95 = waits[int(len(waits) * 0.95)] if waits else 0.0
-    say("done", committed=committed, wrong=wrong[:20], p95=round(p95, 4), longest=round(max(waits, default=0.0), 3))
+    longest = round(max(waits, default=0.0), 3)
+    say("done", committed=committed, wrong=wrong[:20], p95=round(p95, 4), longest=longest, swaps=swaps)
 
 
 if __name__ == "__main__":
