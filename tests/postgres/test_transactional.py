@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+import asyncpg
 import pytest
 
-from fencepost import Client, NewTask, NotStaged, Outcome, Pending, Refused, Unavailable
-from fencepost.wire import Committed, PoolChanged, Result, TaskView
+from fencepost import Client, InvalidRequest, NewTask, NotStaged, Outcome, Pending, Refused, Unavailable
+from fencepost.service.coordinator import Coordinator
+from fencepost.stores import postgres_joined
+from fencepost.wire import Backend, Committed, PoolChanged, Result, TaskView
 from tests.postgres.callers import Join, claimed, clean, raised, rows, state
+from tests.postgres.conftest import Open
+from tests.postgres.databases import advance
+from tests.postgres.server import Server
 
 # together, or not at all --------------------------------------------------------------------------
 
@@ -398,3 +404,63 @@ async def test_a_raise_waits_for_a_caller_that_sleeps_after_its_commit_and_then_
     assert isinstance(await raised(client), PoolChanged)
     assert isinstance(await client.result("t"), Result)
     await clean(client)
+
+
+async def test_a_caller_that_sleeps_past_its_lease_keeps_nobody_waiting_and_still_commits(
+    server: Server, database: str, opened: Open, url: str
+) -> None:
+    backend = Coordinator(await opened())
+
+    async def reopen() -> Backend:
+        return backend
+
+    async with Client(backend, url=url, reopen=reopen, epochs={}) as client:
+        claim = await claimed(client, "t")
+        await client.submit(NewTask(2, task_id="other"))
+        con = await asyncpg.connect(url)
+        await con.execute("BEGIN")
+        assert isinstance(await client.commit(claim, "in time", connection=con), Pending)
+        await advance(server, database, 3_600)
+        async with asyncio.timeout(3):
+            found = await client.claim_next(owner="next", limit=5)
+            assert not isinstance(found, Refused)
+            assert [claim.task_id for claim in found] == ["other"]
+            await client.report("maintain")
+        await con.execute("COMMIT")
+        await con.close()
+        assert isinstance(await client.result("t"), Result)
+        await clean(client)
+
+
+async def test_transactions_that_lock_each_other_out_are_ended_by_one_unavailable(client: Client, join: Join) -> None:
+    first, second = await claimed(client, "first"), await claimed(client, "second")
+    one, other = await join(), await join()
+    await one.begin()
+    await other.begin()
+    assert isinstance(await client.commit(first, 1, connection=one.con), Pending)
+    assert isinstance(await client.commit(second, 2, connection=other.con), Pending)
+    waiting = asyncio.create_task(client.commit(second, 1, connection=one.con))
+    await asyncio.wait([waiting], timeout=0.3)
+    assert not waiting.done()
+    with pytest.raises(Unavailable, match="nothing was written"):
+        async with asyncio.timeout(10):
+            await client.commit(first, 2, connection=other.con)
+    await other.do("ROLLBACK")
+    assert isinstance(await asyncio.wait_for(waiting, 10), Pending)
+    await one.do("COMMIT")
+    assert await state(client, "first") == await state(client, "second") == "COMMITTED"
+    await clean(client)
+
+
+async def test_one_transaction_holds_so_many_changes_and_no_more(
+    client: Client, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_joined, "MOST_ROWS", 5)
+    business = await join()
+    await business.begin()
+    four = [NewTask(number, task_id=f"t{number}") for number in range(4)]
+    assert isinstance(await client.submit_many(four, connection=business.con), Pending)
+    with pytest.raises(InvalidRequest, match="at most 5 changes"):
+        await client.submit(NewTask(5, task_id="t5"), connection=business.con)
+    await business.do("COMMIT")
+    assert (await state(client, "t0"), await state(client, "t5")) == ("READY", None)

@@ -118,14 +118,17 @@ WITH RECURSIVE q(queue) AS (
     SELECT (SELECT t.queue {_READY} AND t.queue > q.queue ORDER BY t.queue LIMIT 1) FROM q WHERE q.queue IS NOT NULL
 )
 SELECT queue FROM q WHERE queue IS NOT NULL"""
+        # What another transaction has moved, and has not ended yet, is left alone: a caller that commits together with
+        # rows of its own, and sleeps past its lease, must not make everybody wait who would take its task back.
         self._lapsed = f"""
 WITH c AS MATERIALIZED (SELECT {clock} AS now)
 SELECT (SELECT now FROM c), NULL::int2, NULL::bool, {_NOTHING}
-UNION ALL (
+UNION ALL
+SELECT * FROM (
 SELECT {_BODY} FROM fencepost.task t LEFT JOIN fencepost.input i ON i.task_id = t.task_id
 WHERE t.pool = $1 AND t.state = 2 AND (t.lease_expires_at <= (SELECT now FROM c) - $2::bigint OR t.scheduler_epoch < $3)
 AND ($4::text[] IS NULL OR t.queue = ANY($4)) AND ($5::text[] IS NULL OR t.kind = ANY($5))
-ORDER BY t.priority, t.available_at, t.task_id LIMIT $6)"""
+ORDER BY t.priority, t.available_at, t.task_id LIMIT $6 FOR SHARE OF t SKIP LOCKED) t"""
 
     async def scan(self, con: Connection, step: Scan) -> list[Task]:
         queues = None if step.queues is None else list(dict.fromkeys(step.queues))
