@@ -60,6 +60,8 @@ async def test_b34_every_table_and_unique_index_changes_under_twenty_workers_and
     crowd = [await stage.program("claimers", url, f"p{n}", str(CALLERS), "2") for n in range(PROCESSES)]
     for program in crowd:
         await program.reaches("connected")
+    for program in crowd:
+        program.tell("go")
     submitted = 0
     changing = asyncio.create_task(deploy(stage))
     while not changing.done():

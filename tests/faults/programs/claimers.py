@@ -1,6 +1,7 @@
 """Callers that claim batches and commit or release them: `… claimers URL OWNER CALLERS LIMIT`.
 
-Until they are told to end; then it says what was claimed too much, what was raised, and how long nothing went forward.
+From `go` until they are told to end; then it says what went wrong (too much claimed, anything raised), what was
+committed, and the longest time without a commit.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ EXPECTED = {"CANCELLED", "FENCED", "NOT_FOUND"}
 
 async def main(url: str, owner: str, callers: str, limit: str) -> None:
     loop = asyncio.get_running_loop()
-    over = asyncio.Event()
-    listen(lambda order: loop.call_soon_threadsafe(over.set))
+    go, over = asyncio.Event(), asyncio.Event()
+    listen(lambda order: loop.call_soon_threadsafe((go if order["do"] == "go" else over).set))
     wrong: list[str] = []
     committed: list[str] = []
     last = longest = 0.0
@@ -48,6 +49,7 @@ async def main(url: str, owner: str, callers: str, limit: str) -> None:
 
     async with await fencepost.connect(url) as client:
         say("connected")
+        await go.wait()
         last = time.monotonic()
         await asyncio.gather(*(claimer(client, f"{owner}-{n}") for n in range(int(callers))))
         say("done", committed=committed, wrong=wrong[:20], longest=round(longest, 2))
