@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -194,6 +195,11 @@ WORLDS: dict[str, Callable[[Path], World]] = {
     "memory-losing-swaps": lambda folder: MemoryWorld(True),
     "sqlite": SQLiteWorld,
 }
+_others = os.environ.get("FENCEPOST_TEST_WORLDS", "")  # your own store: name=module:World, separated by commas
+for _entry in filter(None, _others.split(",")):
+    _name, _, _place = _entry.partition("=")
+    _module, _, _class = _place.partition(":")
+    WORLDS[_name] = getattr(importlib.import_module(_module), _class)
 if os.environ.get("FENCEPOST_TEST_POSTGRES"):  # `make test` says so where there is a real server to start
     WORLDS["postgres"] = PostgresWorld
     WORLDS["postgres-worker"] = WorkerWorld
