@@ -17,7 +17,7 @@ import msgspec
 from fencepost.kernel.records import LogEntry, Task
 from fencepost.kernel.writes import WriteSet
 from fencepost.stores import codec
-from fencepost.stores.postgres_apply import EVENTS, FREE_LOG, locked_pools, log_statement, numbering, settle
+from fencepost.stores.postgres_apply import EVENTS, FREE_LOG, LOG, locked_pools, log_statement, numbering, settle
 from fencepost.stores.postgres_connections import Connection
 from fencepost.stores.postgres_rows import Arrays, listed, type_of
 
@@ -54,9 +54,13 @@ CLAIM = Shape(
 )
 RENEW = Shape("renew", {"requests"}, (), _BEAT, "attempt_id")
 CHECKPOINT = Shape("renew", {"requests", "checkpoints"}, (), _BEAT, "attempt_id")
-COMMIT = Shape("commit", {"results", "discard_rivals"}, ("state", "lease_expires_at", "end"), ("result_commit_id",))
-SHAPES = (CLAIM, RENEW, CHECKPOINT, COMMIT)
+_END = ("state", "lease_expires_at", "end")
+COMMIT = Shape("commit", {"results", "discard_rivals"}, _END, ("result_commit_id",))
+# With what the attempt has used, which a worker's commit says.
+COMMIT_USED = Shape("commit", {"results", "discard_rivals", "log"}, _END, ("result_commit_id",))
+SHAPES = (CLAIM, RENEW, CHECKPOINT, COMMIT, COMMIT_USED)
 
+_OF_USAGE = ("attempt", "used")
 _OF_RESULT = ("result_digest", "commit_digest", "data", "content_digest")
 _OF_CHECKPOINT = ("data", "digest")
 # What is read off the updated task for the journal and the result.
@@ -109,7 +113,7 @@ def _place(writes: WriteSet, groups: dict[tuple[Any, ...], Group]) -> bool:
     if family == "claim":
         shape = CLAIM
     elif family == "commit":
-        shape = COMMIT
+        shape = COMMIT_USED if "log" in made else COMMIT
     elif family == "renew":
         shape = CHECKPOINT if "checkpoints" in made else RENEW
     else:
@@ -129,7 +133,7 @@ def _place(writes: WriteSet, groups: dict[tuple[Any, ...], Group]) -> bool:
     detail = None if event.detail is None else _encode(event.detail).decode()
     more: tuple[Any, ...]
     own: tuple[Any, ...]
-    if shape is COMMIT:
+    if family == "commit":
         result = writes.results[0]
         if (
             len(writes.results) != 1
@@ -146,9 +150,17 @@ def _place(writes: WriteSet, groups: dict[tuple[Any, ...], Group]) -> bool:
             data = body.data
             content_digest = None if body.digest == result.result_digest else body.digest
             own = (bool(result.parents), int(body.binary))
+        used = writes.log[0] if shape is COMMIT_USED else None
+        if used is not None:
+            said = (used.at, used.pool, used.task_id, used.reason, used.generation, used.count)
+            if len(writes.log) != 1 or said != (event.at, writes.pool, task.task_id, None, task.claim_generation, 1):
+                return False
+            own = (*own, used.kind, used.door, used.outcome)
         more = (result.result_digest, result.commit_digest, data, content_digest)
         if result.parents:
             more = (*more, codec.json_text(result.parents))
+        if used is not None:
+            more = (*more, used.attempt, None if used.detail is None else _encode(used.detail).decode())
     else:
         request = writes.requests[0]
         if (
@@ -211,8 +223,9 @@ def _parts(group: Group, number: int, arrays: Arrays) -> list[str]:
     pool, epoch, pool_version, at, door, name, compared, own, steady = group.key
     names: list[str] = ["task_id", "expected", *shape.varying, "detail"]
     extra: list[str]
-    if shape is COMMIT:
-        extra = [*_OF_RESULT, "parents"] if own[0] else [*_OF_RESULT]
+    committing = shape.family == "commit"
+    if committing:
+        extra = [*_OF_RESULT, *(("parents",) if own[0] else ()), *(_OF_USAGE if shape is COMMIT_USED else ())]
     else:
         extra = ["request_id", "answer", *(_OF_CHECKPOINT if shape is CHECKPOINT else ())]
     names += extra
@@ -238,7 +251,7 @@ def _parts(group: Group, number: int, arrays: Arrays) -> list[str]:
         f"u.attempt_id, {arrays.one(compared, 'int4')}, u.state, u.detail FROM n, {u} u)"
     )
     parts = [update, event]
-    if shape is COMMIT:
+    if committing:
         parents = "u.parents" if own[0] else "'[]'"
         parts.append(
             f"r{number} AS (INSERT INTO fencepost.result ({listed(codec.RESULT_COLUMNS)}) SELECT u.task_id, "
@@ -247,7 +260,14 @@ def _parts(group: Group, number: int, arrays: Arrays) -> list[str]:
         )
         source = f"(SELECT task_id, claim_generation AS generation, result_digest AS digest FROM {u}) x"
         parts.append(f"s{number} AS ({settle(source)})")
-    else:
+    if shape is COMMIT_USED:
+        kind, log_door, outcome = (arrays.one(value, "text") for value in own[2:])
+        parts.append(
+            f"l{number} AS (INSERT INTO fencepost.log (number, {listed(codec.LOG_COLUMNS)}) "
+            f"SELECT n.base + {LOG + number * _RANGE} + u.place, {kind}, {at_}, {arrays.one(pool, 'text')}, u.task_id, "
+            f"{log_door}, {outcome}, NULL, u.attempt, u.claim_generation, u.used, 1 FROM n, {u} u)"
+        )
+    if not committing:
         # No ON CONFLICT: an id that was used in the meantime fails the batch, and the other way sorts it out.
         parts.append(
             f"q{number} AS (INSERT INTO fencepost.request ({listed(codec.REQUEST_COLUMNS)}) SELECT "
