@@ -18,10 +18,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import math
 import random
 import threading
 import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -167,6 +170,10 @@ class Renewal:
         self._calls: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
+        # Handed to the thread, which takes them in at its next look. It is woken for those only that cannot wait so
+        # long: waking it for each would cost more than a short task does.
+        self._new: deque[Lease] = deque()
+        self._next_look = math.inf
         self._stopping = False
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._done: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -198,10 +205,15 @@ class Renewal:
     ) -> Lease:
         """Keep `claim`'s lease from now on. `sent` is when the request that granted it was sent, by `clock.elapsed`."""
         lease = Lease(claim, terms, sent, on_lost, silence, self._now)
-        if not self._call_soon(self._leases.add, lease):
+        if self._loop is None or self._done.done():
             raise Unavailable("the renewal thread does not run")
-        self._nudge()
+        self._keep(lease)
         return lease
+
+    def _keep(self, lease: Lease) -> None:
+        self._new.append(lease)
+        if min(lease.next_beat, lease.trusted_until) < self._next_look:
+            self._nudge()
 
     def give_up(self, lease: Lease) -> None:
         """No further beat for this lease: call it before commit, release or fail is sent.
@@ -209,7 +221,6 @@ class Renewal:
         A beat that is in flight already finds an ended attempt (ENDED) or an unchanged one; its answer is ignored.
         """
         lease.active = False
-        self._call_soon(self._leases.discard, lease)
 
     async def ending(self, lease: Lease, ask: Awaitable[Any]) -> Any:
         """Ask for the end of `lease` (commit, release, fail) while no beat for it goes out; its answer.
@@ -223,25 +234,15 @@ class Renewal:
             if lease.lost is None and lease.ended is None:
                 lease.active = True
                 lease.pending = None
-                self._call_soon(self._leases.add, lease)
-                self._nudge()
+                self._keep(lease)
             raise
         lease.ended = answer
         return answer
 
-    def _call_soon(self, function: Callable[..., None], *args: Any) -> bool:
-        loop = self._loop
-        if loop is None or self._done.done():
-            return False
-        try:
-            loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # closed in between: nothing is renewed any more
-            return False
-        return True
-
     def _nudge(self) -> None:
-        if self._wake is not None:
-            self._call_soon(self._wake.set)
+        if self._loop is not None and self._wake is not None and not self._done.done():
+            with suppress(RuntimeError):  # closed in between: nothing is renewed any more
+                self._loop.call_soon_threadsafe(self._wake.set)
 
     # in the thread --------------------------------------------------------------------------------
 
@@ -253,7 +254,7 @@ class Renewal:
                 self._ready.set_exception(error)
             else:
                 log.exception("the renewal thread failed; every lease is given up")
-                for lease in list(self._leases):
+                for lease in [*self._leases, *self._new]:
                     self._lose(lease, Loss(f"the renewal thread failed ({error!r})"))
         finally:
             self._done.set_result(None)
@@ -266,7 +267,12 @@ class Renewal:
             self._ready.set_result(None)
             while not self._stopping:
                 self._wake.clear()
-                await self._sleep(self._round(client))
+                self._next_look = math.inf  # whoever comes too late for this look asks for another
+                while self._new:
+                    self._leases.add(self._new.popleft())
+                seconds = self._round(client)
+                self._next_look = self._now() + seconds
+                await self._sleep(seconds)
             for call in self._calls:
                 call.cancel()
         finally:
