@@ -177,7 +177,7 @@ class PostgresStore:
                 if not self.settings.pgbouncer:
                     return await do(con, *arguments)
                 # A statement is prepared and executed in two messages: only a transaction keeps them together.
-                async with con.transaction():
+                async with con.transaction(isolation="read_committed"):
                     return await do(con, *arguments)
             except LOST_AGAINST_OTHERS:
                 if tries == MAX_TRIES or con.is_closed():

@@ -99,7 +99,7 @@ class Notifier:
                             await con.execute(_TO_SOME, _payload(wanted), min(wanted.total(), 1000))
                         if for_all:
                             await con.execute(_TO_ALL, _payload(for_all))
-                except (Unavailable, *BROKEN):
+                except (Unavailable, asyncpg.PostgresError, *BROKEN):  # a full queue of notifications, say
                     return  # whoever waits looks by itself
                 await asyncio.sleep(BETWEEN)
         finally:
