@@ -13,8 +13,14 @@ from tests.postgres.server import Server
 async def run(*arguments: str, code: int = 0) -> Any:
     """What the command prints with --json."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "fencepost", *arguments, "--json", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "fencepost",
+        *arguments,
+        "--json",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == code, (process.returncode, out, err)
     return json.loads(out) if out else None

@@ -45,7 +45,9 @@ class Waiter:
         if left <= 0:
             return False
         try:
-            await asyncio.wait_for(self.signal.wait(), left)
+            # Not wait_for, which forgets a cancellation that comes in the moment in which the signal does.
+            async with asyncio.timeout(left):
+                await self.signal.wait()
         except TimeoutError:
             return False
         self.signal.clear()

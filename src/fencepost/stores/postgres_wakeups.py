@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import asyncpg
 import msgspec
 
 from fencepost.errors import Unavailable
@@ -176,7 +177,8 @@ class Listener:
     @staticmethod
     async def _wait(event: asyncio.Event, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(event.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await event.wait()
 
     def _picked(self, con: Any, pid: int, channel: str, payload: str) -> None:
         """This process, among few or alone."""
