@@ -16,8 +16,10 @@ from fencepost import Client, InvalidRequest, NewTask, Pending, Refused
 from fencepost.errors import InTheWay
 from fencepost.wire import Result
 from tests.docs.pages import blocks, run
+from tests.postgres.bouncer import bouncing
 from tests.postgres.callers import Join, claimed, clean, raised, rows, state
-from tests.postgres.server import Server
+from tests.postgres.databases import new_database
+from tests.postgres.server import Missing, Server
 
 
 async def test_a_connection_in_no_transaction_is_a_wrong_call(client: Client, join: Join) -> None:
@@ -145,6 +147,37 @@ async def test_other_stores_say_that_they_cannot(scheme: str, tmp_path: Any) -> 
     async with fencepost.connect(where) as client:
         with pytest.raises(InvalidRequest, match=f"connection: a {scheme} store .* no other transaction"):
             await client.submit(NewTask(1), connection=object())
+
+
+async def test_a_role_for_workers_may_do_all_of_it(server: Server) -> None:
+    name = await new_database(server, roles=True)
+    where = server.url(name).replace("tester@", "hand@")
+    async with fencepost.connect(where) as client:
+        con = await asyncpg.connect(where)
+        claim = await claimed(client, "t")
+        async with con.transaction():
+            spawn = [NewTask(2, task_id="child", depends_on=["t"])]
+            assert isinstance(await client.submit(NewTask(1, depends_on=["t"]), connection=con), Pending)
+            assert isinstance(await client.commit(claim, "x", spawn=spawn, connection=con), Pending)
+        await con.close()
+        assert await state(client, "child") == "READY"
+    await server.drop_database(name)
+
+
+async def test_a_pooler_may_stand_between(client: Client, database: str) -> None:
+    try:
+        where = bouncing().url(database)
+    except Missing as error:
+        pytest.skip(str(error))
+    async with fencepost.connect(where) as through:
+        con = await asyncpg.connect(where.partition("?")[0], statement_cache_size=0)
+        claim = await claimed(through, "t")
+        async with con.transaction():
+            assert isinstance(await through.submit(NewTask(1, task_id="u"), connection=con), Pending)
+            assert isinstance(await through.commit(claim, "x", connection=con), Pending)
+        await con.close()
+        assert await state(through, "u") == "READY"
+        assert isinstance(await through.result("t"), Result)
 
 
 # the page -----------------------------------------------------------------------------------------
