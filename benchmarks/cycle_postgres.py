@@ -107,7 +107,7 @@ class Contest:
 
     async def best(self, kind: str, choices: tuple[int, ...]) -> tuple[int, dict[str, int]]:
         """The number of clients at which pgbench is fastest here, and what it did at each."""
-        speeds = {clients: (await self.run(kind, 1, FIND, clients)).per_second for clients in choices}
+        speeds = {clients: (await self.run(kind, 1, None, clients)).per_second for clients in choices}
         return max(speeds, key=speeds.__getitem__), {str(n): round(speed) for n, speed in speeds.items()}
 
 
@@ -122,7 +122,7 @@ async def measure(chosen: argparse.Namespace, folder: Path, made: Server, found:
     clients = {"fencepost": 1}
     if chosen.with_pgbench:
         progress(chosen.json, "pgbench: how many clients are best")
-        looking = Contest(made, folder, min(max(CYCLES.values()), 4 * FIND))
+        looking = Contest(made, folder, min(chosen.cycles or FIND, FIND))
         for kind, choices in (("single", pgbench.CLIENTS), ("batched", pgbench.BATCHED_CLIENTS)):
             clients[kind], speeds = await looking.best(kind, choices)
             found[f"pgbench_{kind}"] = {"clients": clients[kind], "cycles_per_s_by_clients": speeds}

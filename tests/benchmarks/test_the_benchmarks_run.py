@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import apsw
 import backlog
 import kernel
 import pytest
+
+from tests.postgres.databases import running_or_skip
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND = 60  # seconds for one script
@@ -41,6 +45,36 @@ def test_cycle_measures_the_memory_store_without_a_yardstick(tmp_path: Path) -> 
 
     assert found["cycles_per_s"]["16"] > 0
     assert "ratio_to_bare" not in found
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that another user may enter, as a server that root starts has to; pytest's own it may not."""
+    running_or_skip()
+    with tempfile.TemporaryDirectory(prefix="fencepost-test-") as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+@pytest.mark.slow
+def test_cycle_on_postgresql_says_cycles_and_the_ratios_to_pgbench_by_callers(open_folder: Path) -> None:
+    arguments = ("--store", "postgres", "--with-pgbench", "--callers", "2,16", "--cycles", "512")
+    found = run("cycle.py", *arguments, folder=open_folder)
+
+    shown = ("cycles_per_s", "ratio_to_pgbench_single", "ratio_to_pgbench_batched", "cpu_us_per_cycle", "p99_ms")
+    for kind in (*shown, "wal_bytes_per_cycle"):
+        assert set(found[kind]) == {"2", "16"}
+        assert all(value > 0 for value in found[kind].values())
+    assert found["server"]["fsync"] == found["server"]["synchronous_commit"] == "on"
+    assert list(open_folder.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_submit_on_postgresql_says_tasks_per_second_and_the_share_of_hashing(open_folder: Path) -> None:
+    found = run("submit.py", "--store", "postgres", "--tasks", "200", "--batch", "100", folder=open_folder)
+
+    assert found["tasks_per_s"] > 0
+    assert 0 < found["share_of_hashing"] < 1
 
 
 def test_submit_says_tasks_per_second(tmp_path: Path) -> None:
