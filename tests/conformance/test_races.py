@@ -174,3 +174,17 @@ async def test_a_raise_races_sixteen_committers_and_nothing_of_the_old_epoch_fol
         assert isinstance(late, Refused) and late.outcome in ("FENCED", "ENDED")
     for one in await asyncio.gather(*waiting):
         assert isinstance(one, Committed) or refusal(one) == ("FENCED", "EPOCH")
+
+
+async def test_two_claims_with_one_request_id_at_the_same_moment_get_the_same_task(
+    client: Client, world: World
+) -> None:  # B07
+    other = await world.client()
+    for n in range(ROUNDS // 4):
+        await client.submit_many([NewTask(n, task_id=f"t{n}-{i}") for i in range(3)])
+        for clients in ((client, client), (client, other)):
+            answers = await asyncio.gather(
+                *(one.claim_next(owner="A", request_id=f"r{n}-{clients[1] is other}") for one in clients)
+            )
+            found = [[claim.attempt_id for claim in answer] for answer in answers if not isinstance(answer, Refused)]
+            assert len(found) == 2 and len(found[0]) == 1 and found[0] == found[1]

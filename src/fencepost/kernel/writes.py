@@ -183,8 +183,10 @@ class WriteSet:
         return found
 
     def records(self) -> list[Any]:
-        """Keys of the records that this set compares and moves."""
+        """Keys of the records that this set compares and moves; a request id is one, it counts once."""
         found: list[Any] = [write.task.task_id for write in self.tasks]
+        if "requests" in self.made:
+            found += [("request", request.request_id) for request in self.requests]
         if self.pool_write is not None:
             found.append(("pool", self.pool_write[1].name))
         return found

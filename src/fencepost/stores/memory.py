@@ -215,6 +215,11 @@ class MemoryStore:
             there = self._tasks.get(write.task.task_id)
             if (there.state_version if there is not None else 0) != write.expected_version:
                 return False
+        horizon = self._now() - REQUEST_RETENTION_US
+        for request in writes.requests:
+            used = self._requests.get(request.request_id)
+            if used is not None and used.at >= horizon:
+                return False
         if writes.pool_write is not None:
             expected, pool = writes.pool_write
             standing = self._pools.get(pool.name)
