@@ -45,7 +45,7 @@ async def idle(stage: PostgresStage, *, processes: int, workers: int, slots: int
         assert sum(program.count("started") for program in crowd) == 5
         # The claim, the commit, and a claim or two that lost; each process looks once or twice, not each worker.
         # The median: now and then many ask again in that very moment, because their wait has ended.
-        assert all(2 <= each["writes"] <= 8 for each in spent)
+        assert sorted(each["writes"] for each in spent)[2] <= 4
         assert sorted(sum(each.values()) for each in spent)[2] <= 6 + 6 * processes
         for program in crowd:
             program.tell("end")
