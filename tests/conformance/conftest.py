@@ -13,8 +13,8 @@ from tests.conformance.worlds import WORLDS, World
 
 # Other ways to the same store run what differs there in `make test`, and the rest in `make soak`.
 LONG = {
-    "postgres-pgbouncer": {"test_limits", "test_people"},
-    "postgres-worker": {"test_limits", "test_people", "test_fence"},
+    "postgres-pgbouncer": {"test_limits", "test_people", "test_fence"},
+    "postgres-worker": {"test_limits", "test_people", "test_fence", "test_graphs"},
     "postgres-operator": {"test_limits", "test_fence", "test_claims", "test_graphs"},
 }
 
