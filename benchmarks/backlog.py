@@ -4,6 +4,7 @@ Three backlogs: 1 000 000 finished tasks, 1 000 000 ready ones behind those that
 that nobody serves, in front of them. "Empty" holds only the tasks that are claimed and committed. The two take turns,
 each on its one file: the next repetition opens it anew and goes on with further tasks.
 Rows are copied by SQL, so that filling takes seconds; the copies are what claim + commit leave, or submit leaves.
+On PostgreSQL, with an open snapshot too: see `backlog_postgres.py`.
 """
 
 from __future__ import annotations
@@ -110,16 +111,23 @@ async def settled(client: Client) -> None:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--backlogs", default=",".join(SIZES), help="which, separated by commas")
+    options.add_argument("--store", choices=("sqlite", "postgres"), default="sqlite")
+    options.add_argument("--backlogs", help="which, separated by commas (default: all; on PostgreSQL both at once)")
     options.add_argument("--rows", type=at_least_one, help="rows of each backlog (default: as above)")
     options.add_argument("--cycles", type=at_least_one, default=6000, help="cycles of a repetition (default 6000)")
+    options.add_argument("--snapshot-cycles", type=at_least_one, help="while a snapshot is open (PostgreSQL; 300 000)")
     chosen = options.parse_args()
+    if chosen.store == "postgres":
+        import backlog_postgres  # which asks for a server, and for asyncpg
+
+        backlog_postgres.main(chosen)
+        return
     cycles = (WARM_UP + chosen.cycles) * chosen.repeat
     found: dict[str, Any] = {"benchmark": "backlog", "store": "sqlite", "callers": CALLERS, "goal_ratio": GOAL}
     found |= {"rows": {}, "cpu_us_per_cycle": {}, "empty_cpu_us_per_cycle": {}, "ratio_to_empty": {}, "each": {}}
     with scratch(chosen.folder) as folder:
         found["machine"] = machine(folder)
-        for name in chosen.backlogs.split(","):
+        for name in (chosen.backlogs or ",".join(SIZES)).split(","):
             count = chosen.rows or SIZES[name]
             progress(chosen.json, f"{name}: filling {count:,} rows")
             full, empty = folder / "full.db", folder / "empty.db"

@@ -1,0 +1,245 @@
+"""`backlog.py --store postgres`: on a server of its own, with whole tasks copied by SQL, as on SQLite.
+
+`both` is a million finished tasks and a million ready ones behind those that are claimed. `snapshot` is no backlog: a
+REPEATABLE READ transaction stays open while hundreds of thousands of cycles leave dead rows and dead index entries
+behind, none of which may be removed; beside it stands the same run with nobody looking on.
+CPU is of the asking process and of all the server's processes together, vacuum's too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import on_postgres
+from cycle import drive, fill
+from measuring import INPUT, RESULT, machine, progress, scratch, show
+from on_postgres import Meter
+
+import fencepost
+from fencepost.kernel.records import Event, Task
+from fencepost.wire import NewTask
+from tools.postgres_server import Server
+
+GOAL = 1.10
+CALLERS = 16
+WARM_UP = 640
+ROWS = {"both": 1_000_000, "finished": 1_000_000, "ready": 1_000_000, "other_kind": 100_000}
+DEFAULT = "both,other_kind,snapshot"
+HOLDS = {"both": ("finished", "ready"), "finished": ("finished",), "ready": ("ready",), "other_kind": ("other_kind",)}
+KINDS = {"other_kind": ("default",)}
+# How the copies differ from the one task that is copied, in SQL: as on SQLite.
+CHANGES = {
+    "finished": {},
+    "ready": {"available_at": "(SELECT max(available_at) FROM fencepost.task) + 1"},
+    "other_kind": {"priority": "-1"},
+}
+SNAPSHOT_CYCLES = 300_000
+PARTS = 10  # of a run beside a snapshot
+# Ids as long as those that are made, spread as random ones are. What is left of the first backlog sets its last part
+# apart from the second's.
+ID = "lpad(to_hex((i * 2654435761) & 4294967295), 8, '0') || lpad(i::text, 27, '-') || '{mark}'"
+CHUNK = 100_000  # of which three for the three events of a task have place in one transaction's numbers
+NUMBER = "(SELECT number_base FROM fencepost.meta) + (pg_current_xact_id()::text::bigint << 20) + {place} + i - {start}"
+
+
+def copies(table: str, columns: Sequence[str], given: dict[str, str], source: str) -> str:
+    """Each number from $1 to $2 becomes a copy of the source row, with some columns given."""
+    names = ", ".join(f'"{name}"' for name in columns)
+    values = ", ".join(given.get(name, f's."{name}"') for name in columns)
+    series = "generate_series($1::bigint, $2::bigint) i"
+    return f"INSERT INTO fencepost.{table} ({names}) SELECT {values} FROM {series}, ({source}) s"
+
+
+async def multiply(url: str, like: str, count: int, given: dict[str, str]) -> None:
+    """`count` more tasks like the task `like`, with everything that belongs to it."""
+    con = await asyncpg.connect(url)
+    try:
+        await con.execute("SET synchronous_commit = off")
+        made = ID.format(mark=like[-1])
+        tables: dict[str, Sequence[str]] = {"task": Task.__struct_fields__}
+        for table in ("input", "result"):
+            found = await con.fetch(f"SELECT * FROM fencepost.{table} WHERE task_id = $1", like)
+            if found:
+                tables[table] = list(found[0].keys())
+        events = await con.fetch("SELECT state_version FROM fencepost.event WHERE task_id = $1 ORDER BY 1", like)
+        for start in range(0, count, CHUNK):
+            end = min(start + CHUNK, count)
+            async with con.transaction():
+                for table, columns in tables.items():
+                    changes = {"task_id": made, **(given if table == "task" else {})}
+                    source = f"SELECT * FROM fencepost.{table} WHERE task_id = '{like}'"
+                    await con.execute(copies(table, columns, changes, source), start + 1, end)
+                for place, (version,) in enumerate(events):
+                    number = NUMBER.format(place=place * CHUNK, start=start + 1)
+                    changes = {"number": number, "task_id": made}
+                    source = f"SELECT * FROM fencepost.event WHERE task_id = '{like}' AND state_version = {version}"
+                    columns = ("number", *Event.__struct_fields__)
+                    await con.execute(copies("event", columns, changes, source), start + 1, end)
+    finally:
+        await con.close()
+
+
+async def prepare(made: Server, backlog: str | None, count: int, cycles: int) -> str:
+    """The name of a database with `cycles` tasks to be claimed, and the backlog beside them; vacuumed, on disk."""
+    database = await made.new_database()
+    url = made.url(database)
+    holds = HOLDS.get(backlog or "", ())
+    async with await fencepost.connect(url) as client:
+        for name in holds:
+            kind = "nobody" if name == "other_kind" else "default"
+            await client.submit(NewTask(INPUT, task_id=f"model-{name}", kind=kind))
+            if name == "finished":
+                [claim] = await client.claim_next(owner="model")  # type: ignore[misc]
+                await client.commit(claim, RESULT)
+        await fill(client, cycles)
+    for name in holds:
+        await multiply(url, f"model-{name}", count, CHANGES[name])
+    await made.administer("VACUUM (FREEZE, ANALYZE)", "CHECKPOINT", database=database)
+    return database
+
+
+async def measure(made: Server, database: str, cycles: int, kinds: tuple[str, ...] | None) -> float:
+    """CPU microseconds a cycle, the server's included."""
+    async with await fencepost.connect(made.url(database)) as client:
+        await drive(client, CALLERS, WARM_UP, kinds)
+        meter = Meter(made)
+        await meter.begin()
+        await drive(client, CALLERS, cycles, kinds)
+        return (await meter.end()).cpu_s / cycles * 1e6
+
+
+async def beside(made: Server, backlog: str, count: int, cycles: int, repeat: int, note: Any) -> list[list[float]]:
+    """CPU a cycle with the backlog and without, in turns."""
+    note(f"{backlog}: filling {count:,} rows of each")
+    tasks = (WARM_UP + cycles) * repeat
+    full, empty = await prepare(made, backlog, count, tasks), await prepare(made, None, 0, tasks)
+    pairs: list[list[float]] = []
+    for turn in range(repeat):
+        note(f"{backlog}: {turn + 1} of {repeat}")
+        costs: dict[str, float] = {}
+        for database in (full, empty) if turn % 2 == 0 else (empty, full):
+            costs[database] = await measure(made, database, cycles, KINDS.get(backlog))
+        pairs.append([round(costs[full], 1), round(costs[empty], 1)])
+    await made.drop_database(full)
+    await made.drop_database(empty)
+    return pairs
+
+
+@asynccontextmanager
+async def looking_on(url: str) -> AsyncIterator[None]:
+    """A transaction that sees the store as it is now, and stays open."""
+    con = await asyncpg.connect(url)
+    try:
+        async with con.transaction(isolation="repeatable_read", readonly=True):
+            await con.fetchval("SELECT count(*) FROM fencepost.pool")
+            yield
+    finally:
+        await con.close()
+
+
+DEAD = """
+SELECT (SELECT n_dead_tup FROM pg_stat_user_tables WHERE relid = 'fencepost.task'::regclass) AS dead_rows_estimated,
+pg_relation_size('fencepost.task') AS table_bytes, pg_relation_size('fencepost.task_ready') AS ready_index_bytes,
+pg_relation_size('fencepost.task_pkey') AS key_bytes,
+(SELECT count(*) FROM fencepost.task WHERE state = 1) AS ready
+"""
+EXACT = """
+SELECT (SELECT dead_tuple_count FROM bench.pgstattuple('fencepost.task')) AS dead_rows,
+(SELECT tuple_count + dead_tuple_count FROM bench.pgstattuple('fencepost.task_ready')) AS ready_index_entries,
+(SELECT tuple_count + dead_tuple_count FROM bench.pgstattuple('fencepost.task_pkey')) AS key_entries,
+(SELECT leaf_pages FROM bench.pgstatindex('fencepost.task_ready')) AS ready_index_leaf_pages
+"""
+
+
+async def dead(url: str) -> dict[str, int]:
+    """What lies about. An entry of the index of what is ready is dead where its row is ready no more.
+
+    A row whose removal an open snapshot forbids is "recently dead": pgstattuple counts it as dead."""
+    con = await asyncpg.connect(url)
+    try:
+        found = dict(await con.fetchrow(DEAD))
+        try:
+            await con.execute("CREATE SCHEMA bench; CREATE EXTENSION pgstattuple SCHEMA bench")
+        except asyncpg.PostgresError:  # a server without its extensions
+            return found
+        found |= dict(await con.fetchrow(EXACT))
+        found["dead_ready_index_entries"] = found["ready_index_entries"] - found["ready"]
+        return found
+    finally:
+        await con.close()
+
+
+async def one_after_another(made: Server, cycles: int, snapshot: bool, note: Any) -> dict[str, Any]:
+    """CPU a cycle in each part of the run, and what is left of it."""
+    part = cycles // PARTS
+    database = await prepare(made, None, 0, WARM_UP + part * PARTS)
+    url = made.url(database)
+    parts: list[float] = []
+    async with await fencepost.connect(url) as client:
+        await drive(client, CALLERS, WARM_UP)
+        async with looking_on(url) if snapshot else _nobody():
+            for number in range(PARTS):
+                note(f"{'a snapshot is' if snapshot else 'no snapshot is'} open: {number + 1} of {PARTS}")
+                meter = Meter(made)
+                await meter.begin()
+                await drive(client, CALLERS, part)
+                parts.append(round((await meter.end()).cpu_s / part * 1e6, 1))
+            left = await dead(url)
+    await made.drop_database(database)
+    third = max(1, PARTS // 3)
+    early, late = statistics.median(parts[:third]), statistics.median(parts[-third:])
+    return {"cpu_us_per_cycle": parts, "early": early, "late": late, "late_to_early": round(late / early, 3)} | left
+
+
+@asynccontextmanager
+async def _nobody() -> AsyncIterator[None]:
+    yield
+
+
+async def run(chosen: argparse.Namespace, made: Server, found: dict[str, Any]) -> None:
+    found["server"] = await on_postgres.durable(made)
+
+    def note(text: str) -> None:
+        progress(chosen.json, text)
+
+    for name in (chosen.backlogs or DEFAULT).split(","):
+        if name == "snapshot":
+            count = chosen.snapshot_cycles or SNAPSHOT_CYCLES
+            with_one = await one_after_another(made, count, True, note)
+            without = await one_after_another(made, count, False, note)
+            found["snapshot"] = {"cycles": count // PARTS * PARTS, "open": with_one, "none": without}
+            found["snapshot"]["late_to_none"] = round(with_one["late"] / without["late"], 3)
+            continue
+        count = chosen.rows or ROWS[name]
+        pairs = await beside(made, name, count, chosen.cycles, chosen.repeat, note)
+        found["rows"][name] = count
+        found["cpu_us_per_cycle"][name] = round(statistics.median(pair[0] for pair in pairs), 1)
+        found["empty_cpu_us_per_cycle"][name] = round(statistics.median(pair[1] for pair in pairs), 1)
+        found["ratio_to_empty"][name] = round(statistics.median(a / b for a, b in pairs), 3)
+        found["each"][name] = pairs
+
+
+def main(chosen: argparse.Namespace) -> None:
+    found: dict[str, Any] = {"benchmark": "backlog", "store": "postgres", "callers": CALLERS, "goal_ratio": GOAL}
+    found |= {"rows": {}, "cpu_us_per_cycle": {}, "empty_cpu_us_per_cycle": {}, "ratio_to_empty": {}, "each": {}}
+    with scratch(chosen.folder) as folder:
+        found["machine"] = machine(folder)
+        with on_postgres.server(folder) as made:
+            asyncio.run(run(chosen, made, found))
+    figures = ("cpu_us_per_cycle", "empty_cpu_us_per_cycle", "ratio_to_empty")
+    rows: list[tuple[Any, ...]] = [
+        (name, count, *(found[kind][name] for kind in figures)) for name, count in found["rows"].items()
+    ]
+    if "snapshot" in found:
+        for name in ("open", "none"):
+            run_of = found["snapshot"][name]
+            said = f"snapshot {name}: late, early"
+            rows.append((said, found["snapshot"]["cycles"], run_of["late"], run_of["early"], run_of["late_to_early"]))
+    columns = ["backlog", "rows", "CPU µs a cycle", "empty", f"ratio (goal {GOAL})"]
+    show(found, chosen.json, f"claim + commit beside a backlog, {CALLERS} callers, postgres, durable", columns, rows)
