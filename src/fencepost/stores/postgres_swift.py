@@ -1,9 +1,11 @@
-"""The fast way through Apply: claims, renewals, checkpoints and commits of one task each, as one autocommit statement.
+"""The fast way through Apply: claims, renewals, checkpoints and commits of one task each, and claims of many tasks, as
+one autocommit statement.
 
 Sets of one shape, decided at one time on one pool's record, are a group. What all of a group have in common travels
 once, what differs as one array a column, and what the journal and the result repeat of the task is taken from the
 task's row. Each group is one UPDATE guarded by the version of each task, and by the pool's record under a shared lock
-which a raise waits for; everything else is inserted from what that UPDATE returns.
+which a raise waits for; everything else is inserted from what that UPDATE returns. A claim of many tasks is a group by
+itself: it locks its tasks first, and updates all of them or none.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from fencepost.kernel.records import LogEntry, Task
+from fencepost.kernel.records import Event, LogEntry, Task
 from fencepost.kernel.writes import WriteSet
 from fencepost.stores import codec
 from fencepost.stores.postgres_apply import EVENTS, FREE_LOG, LOG, locked_pools, log_statement, numbering, settle
@@ -52,13 +54,15 @@ CLAIM = Shape(
     ("claim_generation", "attempt_id", "owner_id", "lease_expires_at", "charged_attempts"),
     "owner_id",
 )
+# One request that claims several tasks: everything or nothing.
+CLAIM_MANY = Shape("claim", {"requests"}, CLAIM.steady, CLAIM.varying, "owner_id")
 RENEW = Shape("renew", {"requests"}, (), _BEAT, "attempt_id")
 CHECKPOINT = Shape("renew", {"requests", "checkpoints"}, (), _BEAT, "attempt_id")
 _END = ("state", "lease_expires_at", "end")
 COMMIT = Shape("commit", {"results", "discard_rivals"}, _END, ("result_commit_id",))
 # With what the attempt has used, which a worker's commit says.
 COMMIT_USED = Shape("commit", {"results", "discard_rivals", "log"}, _END, ("result_commit_id",))
-SHAPES = (CLAIM, RENEW, CHECKPOINT, COMMIT, COMMIT_USED)
+SHAPES = (CLAIM, CLAIM_MANY, RENEW, CHECKPOINT, COMMIT, COMMIT_USED)
 
 _OF_USAGE = ("attempt", "used")
 _OF_RESULT = ("result_digest", "commit_digest", "data", "content_digest")
@@ -98,14 +102,19 @@ def sort(sets: Sequence[WriteSet]) -> tuple[list[Group], list[WriteSet]]:
     for group in groups.values():
         if len(group.rows) > 1:  # every batch takes its locks in the same order
             order = sorted(range(len(group.rows)), key=[row[0] for row in group.rows].__getitem__)
-            group.sets = [group.sets[i] for i in order]
+            if group.shape is not CLAIM_MANY:
+                group.sets = [group.sets[i] for i in order]
             group.rows = [group.rows[i] for i in order]
     return list(groups.values()), others
 
 
 def _place(writes: WriteSet, groups: dict[tuple[Any, ...], Group]) -> bool:
     """Put the set into its group; False where it has none."""
-    if len(writes.tasks) != 1 or len(writes.events) != 1 or writes.epoch is None or writes.pool_write is not None:
+    if writes.epoch is None or writes.pool_write is not None or len(writes.tasks) != len(writes.events):
+        return False
+    if len(writes.tasks) > 1:
+        return _place_many(writes, groups)
+    if not writes.tasks:
         return False
     write = writes.tasks[0]
     task, event, family = write.task, writes.events[0], write.family
@@ -124,10 +133,7 @@ def _place(writes: WriteSet, groups: dict[tuple[Any, ...], Group]) -> bool:
         or version != task.state_version
         or len(made) != len(shape.made)
         or not shape.made.issuperset(made)
-        or (event.task_id, event.state_version, event.epoch, event.generation, event.cancel_generation, event.revision)
-        != (task.task_id, version, task.scheduler_epoch, task.claim_generation, task.cancel_generation, task.revision)
-        or event.attempt_id != task.attempt_id
-        or event.state != task.state
+        or not _tells(event, task)
     ):
         return False
     detail = None if event.detail is None else _encode(event.detail).decode()
@@ -200,6 +206,60 @@ def _place(writes: WriteSet, groups: dict[tuple[Any, ...], Group]) -> bool:
     return True
 
 
+def _place_many(writes: WriteSet, groups: dict[tuple[Any, ...], Group]) -> bool:
+    """The same for a claim of several tasks, which becomes a group by itself."""
+    if writes.made != ("requests",) or len(writes.requests) != 1:
+        return False
+    request, first, steady = writes.requests[0], writes.events[0], CLAIM_MANY.of_steady(writes.tasks[0].task)
+    said = (first.at, first.door, first.name, first.compared)
+    if (request.at, request.door) != said[:2]:
+        return False
+    rows: list[tuple[Any, ...]] = []
+    for write, event in zip(writes.tasks, writes.events, strict=True):
+        task, version = write.task, write.expected_version + 1
+        if (
+            write.family != "claim"
+            or version == 1
+            or version != task.state_version
+            or not _tells(event, task)
+            or (event.at, event.door, event.name, event.compared) != said
+            or task.owner_id != request.owner
+            or CLAIM_MANY.of_steady(task) != steady
+        ):
+            return False
+        detail = None if event.detail is None else _encode(event.detail).decode()
+        rows.append((task.task_id, write.expected_version, *CLAIM_MANY.of_varying(task), detail))
+    own = (request.request_id, _encode(request.answer).decode(), request.owner)
+    key = (writes.pool, writes.epoch, writes.pool_version, *said, own, steady)
+    group = groups[CLAIM_MANY, request.request_id] = Group(CLAIM_MANY, key)
+    group.sets.append(writes)
+    group.rows = rows
+    return True
+
+
+def _tells(event: Event, task: Task) -> bool:
+    """Whether all that the event repeats of the task can be read off the task's row."""
+    return (
+        event.task_id,
+        event.state_version,
+        event.epoch,
+        event.generation,
+        event.cancel_generation,
+        event.revision,
+        event.attempt_id,
+        event.state,
+    ) == (
+        task.task_id,
+        task.state_version,
+        task.scheduler_epoch,
+        task.claim_generation,
+        task.cancel_generation,
+        task.revision,
+        task.attempt_id,
+        task.state,
+    )
+
+
 def event_key(task: Task) -> tuple[Any, ...]:
     return (task.task_id, task.revision, task.claim_generation)
 
@@ -223,8 +283,10 @@ def _parts(group: Group, number: int, arrays: Arrays) -> list[str]:
     pool, epoch, pool_version, at, door, name, compared, own, steady = group.key
     names: list[str] = ["task_id", "expected", *shape.varying, "detail"]
     extra: list[str]
-    committing = shape.family == "commit"
-    if committing:
+    committing, many = shape.family == "commit", shape is CLAIM_MANY
+    if many:
+        extra = []
+    elif committing:
         extra = [*_OF_RESULT, *(("parents",) if own[0] else ()), *(_OF_USAGE if shape is COMMIT_USED else ())]
     else:
         extra = ["request_id", "answer", *(_OF_CHECKPOINT if shape is CHECKPOINT else ())]
@@ -236,13 +298,24 @@ def _parts(group: Group, number: int, arrays: Arrays) -> list[str]:
     u = f"u{number}"
     at_ = arrays.one(at, "int8")
     door_ = arrays.one(door, "text")
+    source = f"{arrays.unnest(names, group.rows)} WITH ORDINALITY v({listed(names)}, place)"
+    stands = "t.task_id = v.task_id AND t.state_version = v.expected"
+    judged = (
+        f"EXISTS (SELECT 1 FROM p WHERE p.name = {arrays.one(pool, 'text')} AND p.epoch = {arrays.one(epoch, 'int8')} "
+        f"AND p.state_version = coalesce({arrays.one(pool_version, 'int8')}, p.state_version))"
+    )
+    parts: list[str] = []
+    if many:
+        # Locked, a task stays at its version until this transaction ends; the pool's record is locked before.
+        parts.append(
+            f"k{number} AS MATERIALIZED (SELECT t.task_id FROM {arrays.unnest(names[:2], [r[:2] for r in group.rows])} "
+            f"v(task_id, expected) JOIN fencepost.task t ON {stands} WHERE {judged} FOR UPDATE OF t)"
+        )
+        judged = f"(SELECT count(*) FROM k{number}) = {arrays.one(len(group.rows), 'int8')}"
+    told = [f't."{name}"' for name in _TOLD] + [f'v."{name}"' for name in extra]
     update = (
-        f"{u} AS (UPDATE fencepost.task t SET state_version = v.expected + 1, {', '.join(changes)} "
-        f"FROM {arrays.unnest(names, group.rows)} WITH ORDINALITY v({listed(names)}, place) "
-        "WHERE t.task_id = v.task_id AND t.state_version = v.expected AND EXISTS (SELECT 1 FROM p WHERE "
-        f"p.name = {arrays.one(pool, 'text')} AND p.epoch = {arrays.one(epoch, 'int8')} "
-        f"AND p.state_version = coalesce({arrays.one(pool_version, 'int8')}, p.state_version)) "
-        f"RETURNING v.place, v.detail, {listed(_TOLD, 't.')}, {listed(extra, 'v.')})"
+        f"{u} AS (UPDATE fencepost.task t SET state_version = v.expected + 1, {', '.join(changes)} FROM {source} "
+        f"WHERE {stands} AND {judged} RETURNING v.place, v.detail, {', '.join(told)})"
     )
     event = (
         f"e{number} AS (INSERT INTO fencepost.event (number, {listed(codec.EVENT_COLUMNS)}) "
@@ -250,7 +323,7 @@ def _parts(group: Group, number: int, arrays: Arrays) -> list[str]:
         f"{arrays.one(name, 'text')}, u.scheduler_epoch, u.claim_generation, u.cancel_generation, u.revision, "
         f"u.attempt_id, {arrays.one(compared, 'int4')}, u.state, u.detail FROM n, {u} u)"
     )
-    parts = [update, event]
+    parts += [update, event]
     if committing:
         parents = "u.parents" if own[0] else "'[]'"
         parts.append(
@@ -267,7 +340,13 @@ def _parts(group: Group, number: int, arrays: Arrays) -> list[str]:
             f"SELECT n.base + {LOG + number * _RANGE} + u.place, {kind}, {at_}, {arrays.one(pool, 'text')}, u.task_id, "
             f"{log_door}, {outcome}, NULL, u.attempt, u.claim_generation, u.used, 1 FROM n, {u} u)"
         )
-    if not committing:
+    if many:
+        request_id, answer, owner = (arrays.one(value, "text") for value in own)
+        parts.append(
+            f"q{number} AS (INSERT INTO fencepost.request ({listed(codec.REQUEST_COLUMNS)}) "
+            f"SELECT {request_id}, {owner}, {door_}, {at_}, {answer} FROM {u} u WHERE u.place = 1)"
+        )
+    elif not committing:
         # No ON CONFLICT: an id that was used in the meantime fails the batch, and the other way sorts it out.
         parts.append(
             f"q{number} AS (INSERT INTO fencepost.request ({listed(codec.REQUEST_COLUMNS)}) SELECT "
@@ -290,4 +369,10 @@ async def apply_swift(con: Connection, groups: Sequence[Group], log: Sequence[Lo
     meantime."""
     text, values = statement(groups, log, base)
     row = await con.fetchrow(text, *values)
-    return [group.sets[place - 1] for group, places in zip(groups, row, strict=True) for place in places or ()]
+    won: list[WriteSet] = []
+    for group, places in zip(groups, row, strict=True):
+        if group.shape is CLAIM_MANY:
+            won += group.sets if places else ()
+        else:
+            won += [group.sets[place - 1] for place in places or ()]
+    return won
