@@ -55,6 +55,20 @@ class SpawnConflict(FencepostError):
         super().__init__(f"spawned task {task_id!r} already stands with another input, pool, node or dependencies")
 
 
+class StatementFailed(FencepostError):
+    """A statement that came with a commit was refused by the database; the whole commit wrote nothing.
+
+    `slot` is the statement's, `says` what the database said about it.
+    """
+
+    code = "STATEMENT_FAILED"
+
+    def __init__(self, slot: str, says: str) -> None:
+        self.slot = slot
+        self.says = says
+        super().__init__(f"statement {slot!r}: {says}")
+
+
 class Unavailable(FencepostError):
     """The store could not be asked, or its answer was lost: nothing is known.
 

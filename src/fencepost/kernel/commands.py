@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from fencepost.errors import InvalidRequest
-from fencepost.kernel.records import PROTOCOL, Content, Policy
+from fencepost.kernel.records import PROTOCOL, Content, Policy, Terms
 
 MAX_ID_LENGTH = 200
 MAX_BATCH = 10_000
@@ -21,6 +21,11 @@ MAX_ERROR_BYTES = 16 << 10
 MAX_USAGE_KEYS = 20
 MAX_PRIORITY = 1000
 MAX_ATTEMPTS_LIMIT = 1_000_000
+MAX_EFFECTS = 1_000  # of one task, in all its revisions
+MAX_EXECUTIONS = 100  # of one effect
+MAX_EVIDENCE = 20  # late reports kept with one effect
+MAX_RECEIPT_BYTES = 256 << 10
+MAX_NOTE_BYTES = 4 << 10
 MAX_SECONDS = 10 * 366 * 86400.0
 DEFAULT_TTL = 30.0
 
@@ -56,6 +61,15 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     depends_on: tuple[str, ...] = ()
     cancel_with_parent: bool = False
     trace_context: str | None = None
+
+
+class NewStatement(msgspec.Struct, frozen=True, gc=False):
+    """A TRANSACTIONAL effect that comes with a commit."""
+
+    slot: str
+    payload: Content
+    downstream: str
+    node_id: str | None = None  # None: the task's own
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False):
@@ -107,10 +121,13 @@ class Commit(ClaimCommand, kw_only=True, frozen=True):
     result_commit_id: str
     spawn: tuple[NewTask, ...] = ()
     usage: dict[str, float] | None = None
+    statements: tuple[NewStatement, ...] = ()
+    namespace: str = ""  # the store's; filled in by the service
 
 
 class Release(ClaimCommand, kw_only=True, frozen=True):
     delay_us: int = 0
+    wait: bool = False  # PARKED until a person has decided, where only a person can
 
 
 class Fail(ClaimCommand, kw_only=True, frozen=True):
@@ -128,6 +145,101 @@ class Stage(Command, kw_only=True, frozen=True):
 class Usage(Command, kw_only=True, frozen=True):
     claim: Presented
     usage: dict[str, float]
+
+
+# effects, by a claim's holder -------------------------------------------------------------------
+
+
+class Prepare(ClaimCommand, kw_only=True, frozen=True):
+    """Tool acceptance: may this be sent?"""
+
+    slot: str
+    payload: Content
+    terms: Terms
+    node_id: str | None = None  # None: the task's own
+    precondition: str | None = None
+    repeat: bool = False
+    namespace: str = ""  # the store's; filled in by the service
+
+
+class EffectCommand(ClaimCommand, kw_only=True, frozen=True):
+    effect_id: str
+
+
+class ExecutionCommand(EffectCommand, kw_only=True, frozen=True):
+    execution: int
+
+
+class Reserve(ExecutionCommand, kw_only=True, frozen=True):
+    reservation_id: str
+
+
+class Settle(ExecutionCommand, kw_only=True, frozen=True):
+    """`finding`: HAPPENED, ABSENT or UNKNOWN. `why` narrows ABSENT (`ABSENT_REASONS`) and UNKNOWN down."""
+
+    finding: str
+    why: str | None = None
+    receipt: Content | None = None
+    etag: str | None = None
+    note: str | None = None
+
+
+class Reconcile(ExecutionCommand, kw_only=True, frozen=True):
+    """`finding`: HAPPENED, ABSENT or STILL_UNKNOWN. `asked_at`: the store's time in the RECONCILE that it followed."""
+
+    asked_at: int
+    finding: str
+    ground: str | None = None  # of ABSENT: one of `GROUNDS`
+    receipt: Content | None = None
+    etag: str | None = None
+    note: str | None = None
+
+
+class Withdraw(EffectCommand, kw_only=True, frozen=True):
+    note: str | None = None
+
+
+class Evidence(Command, kw_only=True, frozen=True):
+    """HAPPENED, from an attempt that once prepared this effect and may settle it no longer."""
+
+    claim: Presented
+    effect_id: str
+    execution: int
+    receipt: Content | None = None
+    etag: str | None = None
+
+
+# effects, by people and the reconciler ----------------------------------------------------------
+
+
+class DecideEffect(Command, kw_only=True, frozen=True):
+    task_id: str
+    effect_id: str
+    expected_version: int  # of the effect
+    epoch: int | None
+    who: str
+
+
+class Approve(DecideEffect, kw_only=True, frozen=True):
+    payload_digest: str
+
+
+class Deny(DecideEffect, kw_only=True, frozen=True):
+    payload_digest: str
+    note: str | None = None
+
+
+class Resolve(DecideEffect, kw_only=True, frozen=True):
+    """`finding`: HAPPENED, ABSENT or ABANDONED. `asked_at`: the store's time of the read that the finding followed."""
+
+    finding: str
+    asked_at: int
+    evidence: str
+    reconciler: bool = False  # a loop that asked the downstream: records only what the guarantee allows
+    ground: str | None = None  # of ABSENT, by the reconciler: one of `GROUNDS`; by a person: None or RESERVATION_*
+    late_evidence: int = 0  # how many late reports were seen in deciding
+    receipt: Content | None = None
+    etag: str | None = None
 
 
 # doors of people and loops ----------------------------------------------------------------------
@@ -161,6 +273,7 @@ class Revise(Command, kw_only=True, frozen=True):
     expected_revision: int
     epoch: int | None
     who: str = ""
+    accept_effects: bool = False  # what happened, or may have, under the old revision is done with
 
 
 class TakeOver(Command, kw_only=True, frozen=True):
@@ -216,6 +329,15 @@ AnyCommand = (
     | Fail
     | Stage
     | Usage
+    | Prepare
+    | Reserve
+    | Settle
+    | Reconcile
+    | Withdraw
+    | Evidence
+    | Approve
+    | Deny
+    | Resolve
     | Submit
     | Expire
     | Cancel

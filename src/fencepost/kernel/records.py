@@ -119,6 +119,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     created_at: int
     pruned_to_version: int = 0
     trace_context: str | None = None
+    effects: int = 0  # side effects that this task ever had, in any revision; 0: nothing to look for
 
 
 class Dependency(msgspec.Struct, frozen=True):
@@ -209,6 +210,122 @@ class LogEntry(msgspec.Struct, frozen=True):
     count: int = 1
 
 
+class EffectState(enum.IntEnum):
+    """States of an effect. What waits for a person or for the downstream comes first, so that one partial index
+    holds it, and a settled effect never was in it."""
+
+    AWAITING_APPROVAL = 1
+    UNKNOWN = 2
+    PREPARED = 3
+    COMMITTED = 4
+    ABSENT = 5
+    DENIED = 6
+    ABANDONED = 7
+
+
+class Guarantee(enum.StrEnum):
+    """What the downstream offers, and so what may be promised (claim.v1, section 5)."""
+
+    TRANSACTIONAL = "TRANSACTIONAL"
+    RESERVATION = "RESERVATION"
+    CONDITIONAL = "CONDITIONAL"
+    IDEMPOTENT = "IDEMPOTENT"
+    READ_ONLY = "READ_ONLY"
+    NON_REPLAYABLE = "NON_REPLAYABLE"
+
+
+class Terms(msgspec.Struct, frozen=True, gc=False):
+    """What a downstream declares of itself; bound to the effect at its first prepare, for good.
+
+    `downstream` names it with its account. `margin_us` is what of the retention is left unused: at least the send
+    window. `approval`: every execution needs a person's approval first.
+    """
+
+    downstream: str
+    guarantee: str = "NON_REPLAYABLE"
+    send_window_us: int = 10_000_000
+    settle_time_us: int = 10_000_000
+    retention_us: int = 0  # IDEMPOTENT alone: how long the key is remembered
+    margin_us: int = 0
+    approval: bool = False
+
+
+class Execution(msgspec.Struct, frozen=True, gc=False):
+    """One call that may be sent, stored before it is. Numbered from 1 in its effect."""
+
+    execution: int
+    request_id: str
+    generation: int
+    attempt_id: str
+    epoch: int
+    prepared_at: int
+    send_by: int
+    precondition: str | None = None
+    reservation_id: str | None = None
+    repeats: bool = False  # of an UNKNOWN one: same key, same payload; its ABSENT says nothing about the one before
+    approved_by: str | None = None  # whose approval this execution used up
+
+
+class Approval(msgspec.Struct, frozen=True, gc=False):
+    """For exactly one execution; void after a cancel or an epoch raise."""
+
+    who: str
+    at: int
+    epoch: int
+    cancel_generation: int
+
+
+class LateEvidence(msgspec.Struct, frozen=True, gc=False):
+    """HAPPENED, said by an attempt that once prepared this effect and may settle it no longer."""
+
+    at: int
+    execution: int
+    generation: int
+    receipt_digest: str | None
+    receipt: Any = None
+    etag: str | None = None
+
+
+class Effect(msgspec.Struct, frozen=True, gc=False):
+    """One side effect on the outside world, identified by its slot; written with its task's record.
+
+    Its payload stands beside it (`Snapshot.payloads`), since it never changes and may be long.
+    """
+
+    task_id: str
+    number: int  # 1, 2, … in the task, in order of their first prepare: the key of its row
+    effect_id: str
+    pool: str  # where the task was when this was first prepared
+    revision: int
+    node_id: str
+    slot: str
+    payload_digest: str
+    terms: Terms
+    state: int
+    version: int
+    first_prepared_at: int  # of execution 1, for good; while there is none: when it was asked for
+    changed_at: int
+    executions: tuple[Execution, ...] = ()
+    repeat_closed: bool = False  # the downstream keeps a failure under the key: REPEAT would only bring it back
+    person_only: bool = False  # the downstream was asked and cannot tell: its history is not complete
+    absent_ground: str | None = None  # CERTAIN, NOT_FOUND or PERSON
+    receipt: Content | None = None
+    etag: str | None = None
+    approval: Approval | None = None
+    evidence: tuple[LateEvidence, ...] = ()
+    evidence_settled: int = 0  # how many of these a person has named in deciding; the rest speaks against ABSENT
+    decided_by: str | None = None  # the person or loop that resolved or denied it, or the attempt's owner
+    note: str | None = None  # why UNKNOWN, why ABSENT, or what evidence was given
+
+
+class Statement(msgspec.Struct, frozen=True, gc=False):
+    """A TRANSACTIONAL effect: what the store executes inside commit's own transaction."""
+
+    effect_id: str
+    slot: str
+    payload: Content
+
+
 # The closed list of event names (journal of task records).
 EVENTS = (
     "submitted",
@@ -223,6 +340,16 @@ EVENTS = (
     "task_reopened",
     "input_revised",
     "staged_discarded",
+    "effect_awaiting",
+    "effect_prepared",
+    "effect_reserved",
+    "effect_committed",
+    "effect_absent",
+    "effect_unknown",
+    "effect_approved",
+    "effect_denied",
+    "effect_abandoned",
+    "effect_evidence",
 )
 
 # The closed list of log kinds.

@@ -10,12 +10,14 @@ from fencepost.kernel.records import (
     Checkpoint,
     Content,
     Dependency,
+    Effect,
     Event,
     LogEntry,
     Pool,
     Request,
     ResultCommit,
     Staged,
+    Statement,
     Task,
 )
 
@@ -33,6 +35,8 @@ class Keys(msgspec.Struct):
     children: set[str] = msgspec.field(default_factory=set)  # by parent id
     parents: set[str] = msgspec.field(default_factory=set)  # by child id
     starts: set[tuple[str, int]] = msgspec.field(default_factory=set)  # attempt_started of (task, generation)
+    effects: set[str] = msgspec.field(default_factory=set)  # by task id: all of the task's, of every revision
+    payloads: set[tuple[str, int]] = msgspec.field(default_factory=set)  # payload of (task, number of the effect)
 
     def __bool__(self) -> bool:
         return bool(
@@ -46,6 +50,8 @@ class Keys(msgspec.Struct):
             or self.children
             or self.parents
             or self.starts
+            or self.effects
+            or self.payloads
         )
 
 
@@ -63,6 +69,8 @@ class Snapshot(msgspec.Struct):
     children: dict[str, list[str]] = msgspec.field(default_factory=dict)
     parents: dict[str, list[str]] = msgspec.field(default_factory=dict)
     starts: dict[tuple[str, int], Event] = msgspec.field(default_factory=dict)
+    effects: dict[str, list[Effect]] = msgspec.field(default_factory=dict)  # by task id, in order of their numbers
+    payloads: dict[tuple[str, int], Content] = msgspec.field(default_factory=dict)  # absent once it was pruned
     guessed: bool = False  # not all of it was read: what stands here may only be tried
 
 
@@ -92,7 +100,7 @@ class TaskWrite(msgspec.Struct, frozen=True, gc=False):
     """One task record: insert (`expected_version` 0), or replace if it still stands at `expected_version`.
 
     `family` names the columns that changed, for stores with a statement per family:
-    `claim`, `renew`, `commit` (see `FAMILIES`); `any` is the whole record.
+    `claim`, `renew`, `commit`, `effect` (see `FAMILIES`); `any` is the whole record.
     """
 
     expected_version: int
@@ -118,6 +126,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "renew": ("state_version", "lease_expires_at", "checkpoint_number", "checkpoint_generation"),
     "commit": ("state", "state_version", "lease_expires_at", "result_commit_id", "end"),
+    "effect": ("state_version", "effects"),
 }
 
 
@@ -135,11 +144,13 @@ class WriteSet:
         "discard_attempts",
         "discard_rivals",
         "drop_checkpoints",
+        "effects",
         "epoch",
         "events",
         "inputs",
         "log",
         "made",
+        "payloads",
         "pool",
         "pool_version",
         "pool_write",
@@ -147,6 +158,7 @@ class WriteSet:
         "requests",
         "results",
         "staged",
+        "statements",
         "tasks",
     )
 
@@ -160,6 +172,9 @@ class WriteSet:
     results: list[ResultCommit]
     requests: list[Request]
     log: list[LogEntry]
+    effects: list[Effect]  # insert, or replace the row of the same (task, number)
+    payloads: list[tuple[str, int, Content]]  # (task, number, payload): insert
+    statements: list[Statement]  # executed last, inside the same transaction; one that fails takes the whole set along
 
     def __init__(self, proof: Proof, pool: str, epoch: int | None, pool_version: int | None = None) -> None:
         if type(proof) is not Proof:
@@ -200,11 +215,14 @@ LISTS = frozenset(
         "discard_attempts",
         "discard_rivals",
         "drop_checkpoints",
+        "effects",
         "inputs",
         "log",
+        "payloads",
         "requests",
         "results",
         "staged",
+        "statements",
     }
 )
 

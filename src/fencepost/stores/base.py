@@ -17,6 +17,7 @@ import msgspec
 from fencepost.kernel.records import (
     Checkpoint,
     Content,
+    Effect,
     Event,
     LogEntry,
     Pool,
@@ -70,6 +71,10 @@ class Apply(msgspec.Struct):
     No record appears in two sets of one Apply. A set is compared on: its pool's epoch (where it names
     one) under a lock that a raise conflicts with, and the state version of every task and pool that it
     writes. `log` is appended whatever is won.
+
+    A set's `statements` come after everything else that is written. One that the database refuses raises
+    StatementFailed out of `Store.run`, and nothing of the plan is written: whoever applies a set that has some applies
+    it alone. A store whose capabilities do not say `statements` raises InvalidRequest for them.
     """
 
     sets: Sequence[WriteSet]
@@ -88,6 +93,7 @@ class StoreCapabilities(msgspec.Struct, frozen=True):
     hints: bool = False  # `subscribe` calls back when something became ready, whoever made it so
     look_every: float = 1.0  # seconds between looks of an idle process at tasks: each costs the store a few statements
     joins: bool = False  # `run_on` runs a plan inside a caller's own transaction
+    statements: bool = False  # executes `WriteSet.statements`, in the same transaction
 
 
 class TaskFilter(msgspec.Struct, frozen=True):
@@ -96,6 +102,16 @@ class TaskFilter(msgspec.Struct, frozen=True):
     kind: str | None = None
     states: tuple[int, ...] = ()
     parent: str | None = None
+
+
+class EffectFilter(msgspec.Struct, frozen=True):
+    """`pool`: where the task was when the effect was first prepared. `downstream`: with its account."""
+
+    pool: str | None = None
+    task_id: str | None = None
+    states: tuple[int, ...] = ()  # of kernel.records.EffectState; none: every state
+    guarantee: str | None = None
+    downstream: str | None = None
 
 
 class TaskHistory(msgspec.Struct):
@@ -109,6 +125,8 @@ class TaskHistory(msgspec.Struct):
     result: ResultCommit | None
     staged: list[Staged]
     checkpoint: Checkpoint | None
+    effects: list[Effect] = []  # in order of their numbers
+    payload_digests: dict[int, str] = {}  # by number; stored beside a payload, and kept when that is pruned
 
 
 class Numbered(msgspec.Struct, frozen=True):
@@ -157,6 +175,20 @@ class Store(Protocol):
     async def result(self, task_id: str) -> ResultCommit | None:
         """With its content, also where that was staged beforehand (None only when it was pruned)."""
 
+    async def effects(self, where: EffectFilter, after: tuple[str, int] | None, limit: int) -> list[Effect]:
+        """In order of (task id, number), beyond `after`.
+
+        Asked for the states AWAITING_APPROVAL and UNKNOWN alone, a store looks at no effect in another state, however
+        many there are. With any other state among them it may walk over all that the rest of `where` leaves.
+        """
+
+    async def payloads(self, keys: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Content]:
+        """The payloads bound to the effects (task id, number). One that is missing was pruned, or never was."""
+
+    async def unknown_backlog(self) -> list[tuple[str, str, int, int, int]]:
+        """(pool, guarantee, state, how many, the oldest `first_prepared_at`) of all effects that are AWAITING_APPROVAL
+        or UNKNOWN, in that order. Looks at no other."""
+
     async def events(
         self, after: int, limit: int, *, task_id: str | None = None, pool: str | None = None, names: Sequence[str] = ()
     ) -> list[Numbered]:
@@ -174,7 +206,11 @@ class Store(Protocol):
 
     async def prune(self, before_us: int, limit: int) -> dict[str, int]:
         """Remove bodies, events and log entries that ended before `before_us` (of at most `limit` tasks), and
-        request ids past their ten minutes. Never: task ids, digests, generations, result commits. How many of what."""
+        request ids past their ten minutes. Never: task ids, digests, generations, result commits, effects. How many of
+        what.
+
+        Payloads and receipts go with a COMMITTED task: a cancelled one may be reopened and then finds its effects as
+        they were, and those that wait for a decision keep what it is about."""
 
     async def orphans(self) -> dict[str, int]:
         """Rows whose task record is missing, by table: audit's question."""

@@ -17,12 +17,21 @@ import apsw
 
 from fencepost import clock
 from fencepost.errors import StoreRefused, Unavailable
-from fencepost.kernel.records import Pool, ResultCommit, Task
+from fencepost.kernel.records import Content, Effect, Pool, ResultCommit, Task
 from fencepost.stores import sqlite_file as file
 from fencepost.stores import sqlite_migrations as migrations
 from fencepost.stores import sqlite_prune as pruning
 from fencepost.stores import sqlite_views as views
-from fencepost.stores.base import Load, Numbered, Plan, Scan, StoreCapabilities, TaskFilter, TaskHistory
+from fencepost.stores.base import (
+    EffectFilter,
+    Load,
+    Numbered,
+    Plan,
+    Scan,
+    StoreCapabilities,
+    TaskFilter,
+    TaskHistory,
+)
 from fencepost.stores.schema import Migration, MigrationState
 from fencepost.stores.sqlite_threads import Lane
 from fencepost.stores.sqlite_transaction import Standing, Transaction
@@ -59,7 +68,7 @@ class SQLiteStore:
     """`await SQLiteStore.open(path)`. Event loops and threads of one process may share a handle; a forked child
     may not, it opens its own."""
 
-    capabilities = StoreCapabilities(durable=True, shared=True, loses_swaps=False)
+    capabilities = StoreCapabilities(durable=True, shared=True, loses_swaps=False, statements=True)
 
     def __init__(self, path: str, url: str, wait: float, store_clock: StoreClock) -> None:
         self.path = path
@@ -225,6 +234,15 @@ class SQLiteStore:
 
     async def result(self, task_id: str) -> ResultCommit | None:
         return await self._read(views.result, task_id)
+
+    async def effects(self, where: EffectFilter, after: tuple[str, int] | None, limit: int) -> list[Effect]:
+        return await self._read(views.effects, where, after, limit)
+
+    async def payloads(self, keys: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Content]:
+        return await self._read(views.payloads, keys)
+
+    async def unknown_backlog(self) -> list[tuple[str, str, int, int, int]]:
+        return await self._read(views.unknown_backlog)
 
     async def events(
         self, after: int, limit: int, *, task_id: str | None = None, pool: str | None = None, names: Sequence[str] = ()

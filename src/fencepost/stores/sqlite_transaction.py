@@ -15,9 +15,9 @@ import apsw
 import msgspec
 
 from fencepost.errors import Inconsistent, Unavailable
-from fencepost.kernel.records import Content, Event, LogEntry, Pool, StagedState, Task
+from fencepost.kernel.records import Content, Event, LogEntry, Pool, StagedState, Statement, Task
 from fencepost.kernel.writes import FAMILIES, Keys, Snapshot, WriteSet
-from fencepost.stores import codec
+from fencepost.stores import codec, sqlite_statements
 from fencepost.stores.base import REQUEST_BUCKET_US, REQUEST_BUCKETS, REQUEST_RETENTION_US, Scan
 from fencepost.stores.sqlite_ready import ready_rows
 
@@ -30,9 +30,9 @@ def _insert(table: str, columns: Sequence[str], tail: str = "") -> str:
     return f"INSERT INTO {table} ({listed(columns)}) VALUES ({', '.join('?' * len(columns))}) {tail}"
 
 
-def _upsert(table: str, columns: Sequence[str], key: str) -> str:
-    changes = ", ".join(f'"{name}" = excluded."{name}"' for name in columns if name != key)
-    return _insert(table, columns, f"ON CONFLICT ({key}) DO UPDATE SET {changes}")
+def _upsert(table: str, columns: Sequence[str], *key: str) -> str:
+    changes = ", ".join(f'"{name}" = excluded."{name}"' for name in columns if name not in key)
+    return _insert(table, columns, f"ON CONFLICT ({listed(key)}) DO UPDATE SET {changes}")
 
 
 def _update_task(columns: Sequence[str]) -> str:
@@ -57,6 +57,7 @@ _FAMILIES["any"] = _Family(codec.TASK_COLUMNS[1:])
 _TASK = listed(codec.TASK_COLUMNS, "t.")
 _EVENT = listed(codec.EVENT_COLUMNS)
 _STAGED = listed(codec.STAGED_COLUMNS)
+_EFFECT = listed(codec.EFFECT_COLUMNS, "f.")
 
 INSERT_TASK = _insert("task", codec.TASK_COLUMNS)
 INSERT_EVENT = _insert("event", ("number", *codec.EVENT_COLUMNS))
@@ -68,6 +69,8 @@ INSERT_STAGED = _insert("staged", codec.STAGED_COLUMNS, "ON CONFLICT DO NOTHING"
 INSERT_DEPENDENCY = _insert("dependency", ("task_id", "parent_id", "position"))
 PUT_INPUT = _upsert("input", codec.INPUT_COLUMNS, "task_id")
 PUT_CHECKPOINT = _upsert("checkpoint", codec.CHECKPOINT_COLUMNS, "task_id")
+PUT_EFFECT = _upsert("effect", codec.EFFECT_COLUMNS, "task_id", "number")
+INSERT_PAYLOAD = _insert("effect_payload", codec.PAYLOAD_COLUMNS)
 INSERT_POOL = _insert("pool", codec.POOL_COLUMNS)
 _POOL_CHANGES = ", ".join(f"{name} = ?" for name in codec.POOL_COLUMNS[1:])
 UPDATE_POOL = f"UPDATE pool SET {_POOL_CHANGES} WHERE name = ? AND state_version = ?"
@@ -87,7 +90,16 @@ WITH_STAGED = (
 )
 
 # What several of these do to one task happens in this order.
-_IN_ORDER = (PUT_INPUT, INSERT_DEPENDENCY, PUT_CHECKPOINT, DROP_CHECKPOINT, INSERT_STAGED, DISCARD_ATTEMPT)
+_IN_ORDER = (
+    PUT_INPUT,
+    INSERT_DEPENDENCY,
+    PUT_CHECKPOINT,
+    DROP_CHECKPOINT,
+    INSERT_STAGED,
+    DISCARD_ATTEMPT,
+    PUT_EFFECT,
+    INSERT_PAYLOAD,
+)
 
 # Chosen rows: the list drives, each of its members is one look-up by key.
 _CHOSEN = "FROM carray(?1) c CROSS JOIN"
@@ -114,6 +126,8 @@ LOAD_START = (
     f"SELECT {_EVENT} FROM event WHERE task_id = ? AND generation = ? AND name = 'attempt_started' "
     "ORDER BY state_version LIMIT 1"
 )
+LOAD_EFFECTS = f"SELECT {_EFFECT} {_CHOSEN} effect f ON f.task_id = c.value ORDER BY f.task_id, f.number"
+LOAD_PAYLOAD = f"SELECT {listed(codec.PAYLOAD_COLUMNS)} FROM effect_payload WHERE task_id = ? AND number = ?"
 
 LAPSED = f"""
 SELECT {_TASK}, i.data, i.digest, i.is_binary
@@ -224,6 +238,16 @@ class Transaction:
         for task_id, generation in keys.starts:
             for row in execute(LOAD_START, (task_id, generation)):
                 into.starts[(task_id, generation)] = codec.event(row)
+        if keys.effects:
+            for task_id in keys.effects:
+                into.effects[task_id] = []
+            for row in execute(LOAD_EFFECTS, (apsw.carray(tuple(keys.effects)),)):
+                into.effects[row[0]].append(codec.effect(row))
+        for key in keys.payloads:
+            for row in execute(LOAD_PAYLOAD, key):
+                payload = codec.payload(row)
+                if payload is not None:
+                    into.payloads[key] = payload
 
     def _pool(self, name: str) -> Pool | None:
         pool = self._pools.get(name)
@@ -344,6 +368,7 @@ class _Batch:
         self.rivals: dict[str, tuple[int, str]] = {}
         self.events: list[Event] = []
         self.log: list[LogEntry] = []
+        self.statements: list[Statement] = []
 
     def add(self, writes: WriteSet) -> None:
         for expected, task, family in map(astuple, writes.tasks):
@@ -363,8 +388,8 @@ class _Batch:
         self.rows.setdefault(statement, []).extend(rows)
 
     def write(self, con: apsw.Connection, number: int) -> int:
-        """Write it all; the last number given to an event or log entry. Raises Inconsistent, never half a batch:
-        the transaction is then rolled back."""
+        """Write it all; the last number given to an event or log entry. Raises Inconsistent and StatementFailed, never
+        half a batch: the transaction is then rolled back."""
         many = con.executemany
         before = con.total_changes()
         expected = len(self.inserts) + len(self.pools)
@@ -397,6 +422,8 @@ class _Batch:
         if self.log:
             many(INSERT_LOG, [codec.log_row(number + i, entry) for i, entry in enumerate(self.log, 1)])
             number += len(self.log)
+        if self.statements:
+            sqlite_statements.execute(con, self.statements)
         return number
 
     def _settle_rivals(self, con: apsw.Connection) -> None:
@@ -421,11 +448,14 @@ _ADD: dict[str, Callable[[_Batch, list[Any]], None]] = {
         (task_id, (generation, digest)) for task_id, generation, digest in found
     ),
     "drop_checkpoints": lambda batch, found: batch._extend(DROP_CHECKPOINT, ((task_id,) for task_id in found)),
+    "effects": lambda batch, found: batch._extend(PUT_EFFECT, map(codec.effect_row, found)),
     "inputs": lambda batch, found: batch._extend(PUT_INPUT, (codec.input_row(*entry) for entry in found)),
     "log": lambda batch, found: batch.log.extend(found),
+    "payloads": lambda batch, found: batch._extend(INSERT_PAYLOAD, (codec.payload_row(*entry) for entry in found)),
     "requests": lambda batch, found: batch.requests.extend(
         (request.at // REQUEST_BUCKET_US, *codec.request_row(request)) for request in found
     ),
     "results": lambda batch, found: batch.results.extend(map(codec.result_row, found)),
     "staged": lambda batch, found: batch._extend(INSERT_STAGED, map(codec.staged_row, found)),
+    "statements": lambda batch, found: batch.statements.extend(found),
 }

@@ -11,12 +11,19 @@ from typing import Any
 import apsw
 import msgspec
 
-from fencepost.kernel.records import Pool, ResultCommit, Task
+from fencepost.kernel.records import Content, Effect, Pool, ResultCommit, Task
 from fencepost.stores import codec
-from fencepost.stores.base import Numbered, TaskFilter, TaskHistory
+from fencepost.stores.base import EffectFilter, Numbered, TaskFilter, TaskHistory
 from fencepost.stores.sqlite_file import BUSY_WAIT, file_system_of
 from fencepost.stores.sqlite_migrations import describe
-from fencepost.stores.sqlite_transaction import LOAD_CHILDREN, LOAD_PARENTS, LOAD_STAGED, LOAD_TASKS, listed
+from fencepost.stores.sqlite_transaction import (
+    LOAD_CHILDREN,
+    LOAD_PARENTS,
+    LOAD_PAYLOAD,
+    LOAD_STAGED,
+    LOAD_TASKS,
+    listed,
+)
 
 _replace = msgspec.structs.replace
 
@@ -26,6 +33,7 @@ _LOG = listed(codec.LOG_COLUMNS, "l.")
 _RESULT = listed(codec.RESULT_COLUMNS, "r.")
 _CHECKPOINT = listed(codec.CHECKPOINT_COLUMNS, "p.")
 _STAGED = listed(codec.STAGED_COLUMNS, "s.")
+_EFFECT = listed(codec.EFFECT_COLUMNS, "f.")
 
 
 class _Where:
@@ -121,6 +129,16 @@ def _histories(con: apsw.Connection, where: str, values: tuple[Any, ...], limit:
         span,
     ):
         staged[row[0]].append(codec.staged(row))
+    effects = defaultdict(list)
+    for row in con.execute(
+        f"SELECT {_EFFECT} FROM effect f WHERE f.task_id {between} ORDER BY f.task_id, f.number", span
+    ):
+        effects[row[0]].append(codec.effect(row))
+    payload_digests: dict[str, dict[int, str]] = defaultdict(dict)
+    for task_id, number, digest in con.execute(
+        f"SELECT task_id, number, digest FROM effect_payload WHERE task_id {between}", span
+    ):
+        payload_digests[task_id][number] = digest
     return [
         TaskHistory(
             task,
@@ -131,9 +149,51 @@ def _histories(con: apsw.Connection, where: str, values: tuple[Any, ...], limit:
             results.get(task.task_id),
             staged.get(task.task_id, []),
             checkpoints.get(task.task_id),
+            effects.get(task.task_id, []),
+            payload_digests.get(task.task_id, {}),
         )
         for task in found
     ]
+
+
+def effects(con: apsw.Connection, where: EffectFilter, after: tuple[str, int] | None, limit: int) -> list[Effect]:
+    source, found = "effect f", _Where()
+    if where.task_id is not None:
+        found.add("f.task_id = ?", where.task_id)
+    elif where.states and max(where.states) < 3:
+        source += " INDEXED BY effect_open"
+    if after is not None:
+        found.add("(f.task_id, f.number) > (?, ?)", *after)
+    if where.pool is not None:
+        found.add("f.pool = ?", where.pool)
+    if where.states:
+        found.one_of("f.state", where.states)
+        if max(where.states) < 3:
+            found.add("f.state < 3")  # what the index of the open ones covers
+    for name in ("guarantee", "downstream"):
+        value = getattr(where, name)
+        if value is not None:
+            found.add(f"f.terms ->> '{name}' = ?", value)
+    sql = f"SELECT {_EFFECT} FROM {source} WHERE {found} ORDER BY f.task_id, f.number LIMIT ?"
+    return [codec.effect(row) for row in con.execute(sql, (*found.values, limit))]
+
+
+def payloads(con: apsw.Connection, keys: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Content]:
+    found = {}
+    for key in keys:
+        for row in con.execute(LOAD_PAYLOAD, key):
+            payload = codec.payload(row)
+            if payload is not None:
+                found[key] = payload
+    return found
+
+
+def unknown_backlog(con: apsw.Connection) -> list[tuple[str, str, int, int, int]]:
+    rows: Any = con.execute(
+        "SELECT f.pool, f.terms ->> 'guarantee', f.state, count(*), min(f.first_prepared_at) "
+        "FROM effect f INDEXED BY effect_open WHERE f.state < 3 GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
+    )
+    return list(rows)
 
 
 def result(con: apsw.Connection, task_id: str) -> ResultCommit | None:
@@ -199,7 +259,7 @@ def orphans(con: apsw.Connection) -> dict[str, int]:
         table: con.execute(
             f"SELECT count(*) FROM {table} o WHERE NOT EXISTS (SELECT 1 FROM task t WHERE t.task_id = o.task_id)"
         ).get
-        for table in ("input", "checkpoint", "result", "staged", "dependency", "event")
+        for table in ("input", "checkpoint", "result", "staged", "dependency", "event", "effect", "effect_payload")
     }
 
 
