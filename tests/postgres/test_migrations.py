@@ -11,13 +11,14 @@ import fencepost
 from fencepost.errors import StoreRefused, Unavailable
 from fencepost.stores import postgres_migrations as migrations
 from fencepost.stores.postgres import migrate, migration_status
-from fencepost.stores.schema import Migration
+from fencepost.stores.schema import Migration, newest
 from tests.postgres.conftest import Open
 from tests.postgres.server import Server
 
-NEXT = Migration(2, "pre", "note", "ALTER TABLE fencepost.task ADD COLUMN note text")
-AFTER = Migration(2, "post", "noted", "CREATE INDEX task_note ON fencepost.task (note) WHERE note IS NOT NULL")
 SHIPPED = migrations.shipped()
+VERSION = newest(SHIPPED) + 1
+NEXT = Migration(VERSION, "pre", "note", "ALTER TABLE fencepost.task ADD COLUMN note text")
+AFTER = Migration(VERSION, "post", "noted", "CREATE INDEX task_note ON fencepost.task (note) WHERE note IS NOT NULL")
 
 
 async def test_a_dry_run_shows_every_step_and_makes_nothing(server: Server) -> None:
@@ -41,12 +42,12 @@ async def test_steps_are_applied_once_by_however_many_begin_at_once(url: str) ->
 
 
 async def test_a_step_that_fails_changes_nothing_and_the_next_call_goes_on_from_there(url: str) -> None:
-    broken = Migration(3, "pre", "broken", "ALTER TABLE fencepost.task ADD COLUMN more text; SELECT 1/0")
+    broken = Migration(VERSION + 1, "pre", "broken", "ALTER TABLE fencepost.task ADD COLUMN more text; SELECT 1/0")
     with pytest.raises(Exception, match="division by zero"):
         await migrate(url, shipped=(*SHIPPED, NEXT, broken))
     states = await migration_status(url, shipped=(*SHIPPED, NEXT, broken))
-    assert [state.applied_at is not None for state in states] == [True, True, False]
-    mended = Migration(3, "pre", "broken", "ALTER TABLE fencepost.task ADD COLUMN more text")
+    assert [state.applied_at is not None for state in states] == [*[True] * len(SHIPPED), True, False]
+    mended = Migration(VERSION + 1, "pre", "broken", "ALTER TABLE fencepost.task ADD COLUMN more text")
     assert await migrate(url, shipped=(*SHIPPED, NEXT, mended)) == [mended]
 
 
@@ -73,7 +74,7 @@ async def test_a_step_gives_way_to_a_long_transaction_instead_of_holding_up_all_
         transaction = long.transaction()
         await transaction.start()
         await long.fetch("SELECT count(*) FROM fencepost.task")
-        with pytest.raises(Unavailable, match="0002_pre_note waits for a long transaction"):
+        with pytest.raises(Unavailable, match=f"{VERSION:04}_pre_note waits for a long transaction"):
             await migrate(url, shipped=(*SHIPPED, NEXT))
         await transaction.rollback()
         assert await migrate(url, shipped=(*SHIPPED, NEXT)) == [NEXT]

@@ -17,6 +17,7 @@ from fencepost.stores import codec
 from fencepost.stores.base import REQUEST_RETENTION_US
 from fencepost.stores.postgres_connections import Connection
 from fencepost.stores.postgres_rows import Arrays, listed
+from fencepost.stores.postgres_statements import execute
 
 NUMBER_BITS = 20
 _RANGE = 1 << (NUMBER_BITS - 1)
@@ -25,6 +26,11 @@ EVENTS, LOG, FREE_LOG = 0, _RANGE, _RANGE + _RANGE // 2
 # No door moves `pruned_to_version`; a prune does, and what was decided before it must not set it back.
 CHANGED: tuple[str, ...] = tuple(c for c in codec.TASK_COLUMNS[1:] if c != "pruned_to_version")
 DEPENDENCY = ("task_id", "parent_id", "position")
+# What an effect is bound to, for good; all else of its row may change.
+EFFECT_BOUND = frozenset(
+    ("task_id", "number", "effect_id", "pool", "revision", "node_id", "slot", "payload_digest", "terms")
+)
+EFFECT_CHANGED: tuple[str, ...] = tuple(c for c in codec.EFFECT_COLUMNS if c not in EFFECT_BOUND)
 
 
 _GATE = int.from_bytes(b"pool", "big")
@@ -46,6 +52,8 @@ class Rows:
         self.dropped: list[tuple[str]] = []
         self.staged: list[tuple[Any, ...]] = []
         self.inputs: list[tuple[Any, ...]] = []
+        self.effects: list[tuple[Any, ...]] = []
+        self.payloads: list[tuple[Any, ...]] = []
         self.dependencies: list[tuple[Any, ...]] = []
         self.discarded: list[tuple[Any, ...]] = []  # (task, generation)
         self.rivals: list[tuple[Any, ...]] = []  # (task, generation, digest)
@@ -75,6 +83,12 @@ class Rows:
                     self.staged.extend(map(codec.staged_row, found))
                 case "inputs":
                     self.inputs.extend(codec.input_row(*entry) for entry in found)
+                case "effects":
+                    self.effects.extend(map(codec.effect_row, found))
+                case "payloads":
+                    self.payloads.extend(codec.payload_row(*entry) for entry in found)
+                case "statements":
+                    pass  # not a row: see `_write`
                 case _:
                     raise AssertionError(f"this store does not know how to write {name}")
 
@@ -101,6 +115,11 @@ class Rows:
             parts.append(_upsert("input", codec.INPUT_COLUMNS, arrays, self.inputs))
         if self.dependencies:
             parts.append(_insert("dependency", DEPENDENCY, arrays, self.dependencies))
+        if self.effects:
+            effects = _insert("effect", codec.EFFECT_COLUMNS, arrays, self.effects)
+            parts.append(f"{effects} ON CONFLICT (task_id, number) DO UPDATE SET {_excluded(EFFECT_CHANGED)}")
+        if self.payloads:
+            parts.append(_insert("effect_payload", codec.PAYLOAD_COLUMNS, arrays, self.payloads))
         if self.staged:
             parts.append(f"{_insert('staged', codec.STAGED_COLUMNS, arrays, self.staged)} ON CONFLICT DO NOTHING")
         if self.discarded:
@@ -118,8 +137,11 @@ def _insert(table: str, columns: Sequence[str], arrays: Arrays, rows: Sequence[S
 
 
 def _upsert(table: str, columns: Sequence[str], arrays: Arrays, rows: Sequence[Sequence[Any]]) -> str:
-    changes = ", ".join(f'"{name}" = excluded."{name}"' for name in columns[1:])
-    return f"{_insert(table, columns, arrays, rows)} ON CONFLICT (task_id) DO UPDATE SET {changes}"
+    return f"{_insert(table, columns, arrays, rows)} ON CONFLICT (task_id) DO UPDATE SET {_excluded(columns[1:])}"
+
+
+def _excluded(columns: Sequence[str]) -> str:
+    return ", ".join(f'"{name}" = excluded."{name}"' for name in columns)
 
 
 # Few tasks have staged anything. The look-up of each stands in a sub-select that the planner may not turn round: with
@@ -179,6 +201,7 @@ async def apply_any(
     """Which sets stood, and so were written; nothing is written where it raises. `con` is in no transaction.
 
     `lock_pools` locks the pools that are written and returns their rows (`WRITTEN_POOLS`): it may wait for long.
+    Raises StatementFailed where the database refuses a statement of one of the sets.
     """
     lost: set[Any] = set()
     while True:
@@ -285,6 +308,9 @@ async def _write(con: Connection, won: Sequence[WriteSet], log: Sequence[LogEntr
         parts.append(f"fl AS ({log_statement(arrays, free, FREE_LOG)})")
     if parts:
         await con.execute(f"WITH {', '.join((number, *parts))} SELECT 1", *arrays.values)
+    for writes in won:
+        if "statements" in writes.made:
+            await execute(con, writes.statements)
 
 
 async def _write_pool(con: Connection, expected: int, pool: Any) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import enum
 import itertools
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -36,6 +36,8 @@ class Caller:
         self._driver = driver
         self.fetch = driver.fetch
         self.execute = driver.execute
+        # In the protocol whose messages hold one statement each; asyncpg fetches in no other.
+        self.alone: Callable[[str], Awaitable[list[Any]]] = getattr(driver, "alone", driver.fetch)
 
     async def fetchval(self, sql: str, *values: Any) -> Any:
         rows = await self.fetch(sql, *values)
@@ -74,6 +76,12 @@ class _Psycopg:
 
     execute = fetch
 
+    async def alone(self, sql: str) -> list[Any]:
+        with _errors():
+            async with self._cursor(self._con) as cursor:
+                await cursor.execute(sql, [], binary=True)  # without parameters it would be the other protocol
+        return []
+
 
 class _PlainPsycopg:
     """A psycopg connection of plain code: each statement runs in a thread, and the connection takes one at a time."""
@@ -85,7 +93,13 @@ class _PlainPsycopg:
         self._rows: Any = psycopg.rows.tuple_row
 
     async def fetch(self, sql: str, *values: Any) -> list[Any]:
-        running = asyncio.ensure_future(asyncio.to_thread(self._fetch, sql, values))
+        return await self._in_a_thread(self._fetch, sql, values)
+
+    async def alone(self, sql: str) -> list[Any]:
+        return await self._in_a_thread(self._alone, sql)
+
+    async def _in_a_thread(self, work: Callable[..., list[Any]], *values: Any) -> list[Any]:
+        running = asyncio.ensure_future(asyncio.to_thread(work, *values))
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -100,6 +114,11 @@ class _PlainPsycopg:
             return list(cursor.fetchall()) if cursor.description is not None else []
 
     execute = fetch
+
+    def _alone(self, sql: str) -> list[Any]:
+        with _errors(), self._cursor(self._con) as cursor:
+            cursor.execute(sql, [], binary=True)
+        return []
 
 
 def _plain(values: Sequence[Any]) -> list[Any]:

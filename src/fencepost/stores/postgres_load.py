@@ -7,11 +7,12 @@ tasks; an acceptance compares the tasks' versions and so notices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from fencepost.kernel.records import Task
+from fencepost.kernel.records import Content, Task
 from fencepost.kernel.writes import Keys, Snapshot
 from fencepost.stores import codec
 from fencepost.stores.base import REQUEST_RETENTION_US
@@ -43,6 +44,10 @@ LOAD_STARTS = (
     "JOIN unnest($1::text[], $2::bigint[]) AS k(task_id, generation) USING (task_id, generation) "
     "WHERE e.name = 'attempt_started' ORDER BY e.task_id, e.generation, e.state_version"
 )
+LOAD_PAYLOADS = (
+    f"SELECT {listed(codec.PAYLOAD_COLUMNS, 'p.')} FROM fencepost.effect_payload p "
+    "JOIN unnest($1::text[], $2::bigint[]) AS k(task_id, number) USING (task_id, number) WHERE p.data IS NOT NULL"
+)
 
 
 class Reading:
@@ -64,6 +69,11 @@ SELECT (SELECT now FROM c), (
 UNION ALL
 SELECT NULL, NULL, NULL, {_TASK} FROM fencepost.task t WHERE t.task_id = ANY($1::text[])"""
 
+        # At least one row: what is asked for alone needs no second look at the clock.
+        self.effects = f"""
+SELECT {clock}, {listed(codec.EFFECT_COLUMNS, "e.")} FROM (VALUES (1)) one
+LEFT JOIN fencepost.effect e ON e.task_id = ANY($1::text[]) ORDER BY e.task_id, e.number"""
+
     async def now(self, con: Connection) -> int:
         return await con.fetchval(self.clock)  # type: ignore[no-any-return]
 
@@ -80,8 +90,10 @@ SELECT NULL, NULL, NULL, {_TASK} FROM fencepost.task t WHERE t.task_id = ANY($1:
             for row in rows[1:]:
                 task = Task(*row[3:])
                 tasks[task.task_id] = task
-        else:
+        elif not keys.effects:
             into.now = await self.now(con)
+        if keys.effects:
+            await self._load_effects(con, keys, into)
         if keys.results:
             for row in await con.fetch(LOAD_RESULTS, list(keys.results)):
                 into.results[row[0]] = codec.result(row)
@@ -108,3 +120,18 @@ SELECT NULL, NULL, NULL, {_TASK} FROM fencepost.task t WHERE t.task_id = ANY($1:
             for row in await con.fetch(LOAD_STARTS, [task for task, _ in wanted], [number for _, number in wanted]):
                 event = codec.event(row)
                 into.starts[(event.task_id, event.generation)] = event
+        if keys.payloads:
+            into.payloads.update(await payloads(con, list(keys.payloads)))
+
+    async def _load_effects(self, con: Connection, keys: Keys, into: Snapshot) -> None:
+        into.effects.update({task_id: [] for task_id in keys.effects})
+        rows = await con.fetch(self.effects, list(keys.effects))
+        into.now = rows[0][0]
+        for row in rows:
+            if row[1] is not None:
+                into.effects[row[1]].append(codec.effect(row[1:]))
+
+
+async def payloads(con: Connection, keys: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Content]:
+    rows = await con.fetch(LOAD_PAYLOADS, [task_id for task_id, _ in keys], [number for _, number in keys])
+    return {(row[0], row[1]): codec.content(*row[2:]) for row in rows}

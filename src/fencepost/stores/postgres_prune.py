@@ -6,17 +6,18 @@ from __future__ import annotations
 from collections import Counter
 
 from fencepost.kernel.records import State
+from fencepost.stores import codec
 from fencepost.stores.base import REQUEST_RETENTION_US
 from fencepost.stores.postgres_connections import Connection
 from fencepost.stores.postgres_feed import Feed
 
-REMOVED = ("tasks", "events", "inputs", "checkpoints", "staged", "log", "requests")
+REMOVED = ("tasks", "events", "inputs", "checkpoints", "staged", "payloads", "receipts", "log", "requests")
 # Rows looked at or deleted in one transaction.
 STEP = 2000
 
 # SKIP LOCKED: whoever is at work on a task, a reopening say, goes first; the next prune finds it again.
 _ENDED = f"""
-SELECT t.task_id, t.state FROM fencepost.task t WHERE t.task_id = ANY($1::text[])
+SELECT t.task_id, t.state, t.effects FROM fencepost.task t WHERE t.task_id = ANY($1::text[])
 AND t.state IN ({int(State.COMMITTED)}, {int(State.CANCELLED)}) AND t.pruned_to_version < t.state_version
 AND (SELECT e.at FROM fencepost.event e WHERE e.task_id = t.task_id ORDER BY e.state_version DESC LIMIT 1) < $2
 ORDER BY t.task_id LIMIT $3 FOR UPDATE OF t SKIP LOCKED"""
@@ -35,10 +36,13 @@ async def prune_tasks(
     ids = sorted({task_id for _, task_id in old})
     async with con.transaction():
         left = limit - removed["tasks"]
-        ended = [(row[0], row[1]) for row in await con.fetch(_ENDED, ids, before, left)]
+        ended = [(row[0], row[1], row[2]) for row in await con.fetch(_ENDED, ids, before, left)]
         if ended:
-            chosen = [task_id for task_id, _ in ended]
-            committed = [task_id for task_id, state in ended if state == State.COMMITTED]
+            chosen = [task_id for task_id, _, _ in ended]
+            committed = [task_id for task_id, state, _ in ended if state == State.COMMITTED]
+            with_effects = [task_id for task_id, state, effects in ended if effects and state == State.COMMITTED]
+            if with_effects:
+                await _prune_effects(con, with_effects, removed)
             await con.execute("UPDATE fencepost.result SET data = NULL WHERE task_id = ANY($1::text[])", committed)
             for table, name, ids in (
                 ("event", "events", chosen),
@@ -53,6 +57,33 @@ async def prune_tasks(
             )
             removed["tasks"] += len(ended)
         return None if len(ended) >= left else old[-1][0]
+
+
+# Of an effect that waits for a person or for the downstream, everything stays.
+_OVER = "e.task_id = ANY($1::text[]) AND e.open_state IS NULL"
+
+
+async def _prune_effects(con: Connection, task_ids: list[str], removed: Counter[str]) -> None:
+    done = await con.execute(
+        "UPDATE fencepost.effect_payload p SET data = NULL FROM fencepost.effect e "
+        f"WHERE {_OVER} AND p.task_id = e.task_id AND p.number = e.number AND p.data IS NOT NULL",
+        task_ids,
+    )
+    removed["payloads"] += int(done.rpartition(" ")[2])
+    done = await con.execute(
+        f"UPDATE fencepost.effect e SET receipt = NULL WHERE {_OVER} AND e.receipt IS NOT NULL", task_ids
+    )
+    removed["receipts"] += int(done.rpartition(" ")[2])
+    reports = await con.fetch(
+        f"SELECT e.task_id, e.number, e.evidence FROM fencepost.effect e WHERE {_OVER} AND e.evidence <> '[]'", task_ids
+    )
+    for task_id, number, evidence in reports:
+        await con.execute(
+            "UPDATE fencepost.effect SET evidence = $3 WHERE task_id = $1 AND number = $2",
+            task_id,
+            number,
+            codec.evidence_without_receipts(evidence),
+        )
 
 
 async def prune_log(con: Connection, before: int, removed: Counter[str]) -> bool:

@@ -10,7 +10,7 @@ import textwrap
 from typing import Any
 
 from fencepost.stores import codec
-from fencepost.stores.postgres_apply import CHANGED
+from fencepost.stores.postgres_apply import CHANGED, EFFECT_CHANGED
 from fencepost.stores.postgres_connections import Connection
 from fencepost.stores.postgres_rows import listed
 
@@ -22,15 +22,18 @@ _UPSERTED = {
     "input": codec.INPUT_COLUMNS[1:],
     "request": codec.REQUEST_COLUMNS[1:],
 }
-# (privilege, its columns or all, table): beside SELECT, which is on every table. The journal (event, log) and what was
-# committed (result) are inserted only.
+# (privilege, its columns or all, table): beside SELECT, which is on every table. The journal (event, log), what was
+# committed (result) and the payloads of effects are inserted only, and so is what an effect is bound to.
 _WORK: tuple[tuple[str, tuple[str, ...], str], ...] = (
     *(
         ("INSERT", (), table)
         for table in ("task", "event", "log", "result", "request", "input", "dependency", "checkpoint", "staged")
     ),
+    ("INSERT", (), "effect"),
+    ("INSERT", (), "effect_payload"),
     ("UPDATE", CHANGED, "task"),
     ("UPDATE", ("state",), "staged"),
+    ("UPDATE", EFFECT_CHANGED, "effect"),
     *(("UPDATE", tuple(columns), table) for table, columns in _UPSERTED.items()),
     ("DELETE", (), "checkpoint"),
 )
@@ -38,6 +41,7 @@ _OPERATE: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("INSERT", (), "pool"),
     ("UPDATE", ("pruned_to_version",), "task"),
     ("UPDATE", ("data",), "result"),
+    ("UPDATE", ("data",), "effect_payload"),
     *(("DELETE", (), table) for table in ("event", "log", "request", "input", "staged")),
 )
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_SMALL = {"state", "end", "is_binary", "priority", "intake_open"}
+_SMALL = {
+    "state", "end", "is_binary", "priority", "intake_open", "repeat_closed", "person_only", "receipt_is_binary",
+}  # fmt: skip
 _INT4 = {"compared", "deps_total", "deps_remaining", "position", "min_protocol"}
 _BIG = {
     "revision", "state_version", "scheduler_epoch", "claim_generation", "claimed_at", "lease_expires_at",
     "cancel_generation", "available_at", "ready_at", "charged_attempts", "max_attempts", "successors",
     "checkpoint_number", "checkpoint_generation", "created_at", "pruned_to_version", "at", "epoch", "generation",
-    "number", "staged_at", "committed_at", "bucket", "count", "expected", "pool_version",
+    "number", "staged_at", "committed_at", "bucket", "count", "expected", "pool_version", "effects", "version",
+    "first_prepared_at", "changed_at", "evidence_settled",
 }  # fmt: skip
 
 
@@ -23,7 +26,7 @@ def type_of(column: str) -> str:
         return "int2"
     if column in _INT4:
         return "int4"
-    if column == "data":
+    if column in ("data", "receipt"):
         return "bytea"
     if column == "cancel_with_parent":
         return "bool"

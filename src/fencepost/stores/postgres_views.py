@@ -11,9 +11,9 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from fencepost.kernel.records import Pool, ResultCommit, Task
+from fencepost.kernel.records import Effect, EffectState, Pool, ResultCommit, Task
 from fencepost.stores import codec
-from fencepost.stores.base import TaskFilter, TaskHistory
+from fencepost.stores.base import EffectFilter, TaskFilter, TaskHistory
 from fencepost.stores.postgres_connections import Connection, Settings
 from fencepost.stores.postgres_feed import Where
 from fencepost.stores.postgres_load import LOAD_CHILDREN, LOAD_PARENTS, LOAD_STAGED
@@ -25,6 +25,8 @@ _replace = msgspec.structs.replace
 
 _TASK = listed(codec.TASK_COLUMNS, "t.")
 _RESULT = listed(codec.RESULT_COLUMNS, "r.")
+_EFFECT = listed(codec.EFFECT_COLUMNS, "e.")
+_OPEN = {int(EffectState.AWAITING_APPROVAL), int(EffectState.UNKNOWN)}
 
 
 async def pools(con: Connection) -> list[Pool]:
@@ -103,6 +105,12 @@ async def _histories(con: Connection, where: str, values: tuple[Any, ...]) -> li
         inputs = {row[0]: (row[1], codec.content(*row[2:])) for row in await of("input", codec.INPUT_COLUMNS)}
         results = {row[0]: codec.result(row) for row in await of("result", codec.RESULT_COLUMNS)}
         checkpoints = {row[0]: codec.checkpoint(row) for row in await of("checkpoint", codec.CHECKPOINT_COLUMNS)}
+        effects: dict[str, list[Effect]] = defaultdict(list)
+        payload_digests: dict[str, dict[int, str]] = defaultdict(dict)
+        for row in await of("effect", codec.EFFECT_COLUMNS, "ORDER BY task_id, number"):
+            effects[row[0]].append(codec.effect(row))
+        for task_id, number, digest in await of("effect_payload", ("task_id", "number", "digest")):
+            payload_digests[task_id][number] = digest
         for row in await con.fetch(LOAD_STAGED, ids):
             staged[row[0]].append(codec.staged(row))
         for child, parent in await con.fetch(LOAD_PARENTS, ids):
@@ -119,6 +127,8 @@ async def _histories(con: Connection, where: str, values: tuple[Any, ...]) -> li
             results.get(task.task_id),
             staged.get(task.task_id, []),
             checkpoints.get(task.task_id),
+            effects.get(task.task_id, []),
+            payload_digests.get(task.task_id, {}),
         )
         for task in found
     ]
@@ -136,6 +146,40 @@ async def result(con: Connection, task_id: str) -> ResultCommit | None:
     return found
 
 
+async def effects(con: Connection, where: EffectFilter, after: tuple[str, int] | None, limit: int) -> list[Effect]:
+    found = Where()
+    if after is not None:
+        found.add("(e.task_id, e.number) > ({}, {})", *after)
+    for column in ("pool", "task_id"):
+        value = getattr(where, column)
+        if value is not None:
+            found.add(f"e.{column} = {{}}", value)
+    for name in ("guarantee", "downstream"):
+        value = getattr(where, name)
+        if value is not None:
+            found.add(f"e.terms::jsonb ->> '{name}' = {{}}", value)
+    only_open = bool(where.states) and set(where.states) <= _OPEN
+    if where.states:
+        # As plain numbers, so that the planner sees that the index of the open ones covers them.
+        column = "open_state" if only_open else "state"
+        found.add(f"({' OR '.join(f'e.{column} = {int(state)}' for state in where.states)})")
+    found.values.append(limit)
+    sql = f"SELECT {_EFFECT} FROM fencepost.effect e WHERE {found}"
+    if only_open:  # first found and then put in order: in the other order it would walk over all that are settled
+        sql = f"WITH e AS MATERIALIZED ({sql}) SELECT * FROM e"
+    rows = await con.fetch(f"{sql} ORDER BY e.task_id, e.number LIMIT ${len(found.values)}", *found.values)
+    return [codec.effect(row) for row in rows]
+
+
+async def unknown_backlog(con: Connection) -> list[tuple[str, str, int, int, int]]:
+    rows = await con.fetch(
+        "SELECT e.pool, (e.terms::jsonb ->> 'guarantee') COLLATE \"C\", e.open_state, count(*), "
+        "min(e.first_prepared_at) FROM fencepost.effect e WHERE e.open_state IS NOT NULL "
+        "GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
+    )
+    return [tuple(row) for row in rows]
+
+
 async def counts(con: Connection) -> list[tuple[str, str, str, int, int]]:
     rows = await con.fetch(
         "SELECT pool, queue, kind, state, count(*) FROM fencepost.task "
@@ -150,7 +194,7 @@ async def orphans(con: Connection) -> dict[str, int]:
             f"SELECT count(*) FROM fencepost.{table} o "
             "WHERE NOT EXISTS (SELECT 1 FROM fencepost.task t WHERE t.task_id = o.task_id)"
         )
-        for table in ("input", "checkpoint", "result", "staged", "dependency", "event")
+        for table in ("input", "checkpoint", "result", "staged", "dependency", "event", "effect", "effect_payload")
     }
 
 
