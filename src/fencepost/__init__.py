@@ -15,6 +15,7 @@ from fencepost.errors import (
     InvalidRequest,
     NotStaged,
     SpawnConflict,
+    StatementFailed,
     Unavailable,
     Unsettled,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "Result",
     "Snooze",
     "SpawnConflict",
+    "StatementFailed",
     "Submitted",
     "SyncAttempt",
     "TaskView",

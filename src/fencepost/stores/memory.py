@@ -17,12 +17,11 @@ import msgspec
 import uuid_utils
 
 from fencepost import clock
-from fencepost.errors import Inconsistent, InvalidRequest
+from fencepost.errors import InvalidRequest
 from fencepost.kernel.records import (
     Checkpoint,
     Content,
     Effect,
-    EffectState,
     Event,
     LogEntry,
     Pool,
@@ -34,7 +33,6 @@ from fencepost.kernel.records import (
     Task,
 )
 from fencepost.kernel.writes import Keys, Snapshot, WriteSet
-from fencepost.stores import codec
 from fencepost.stores.base import (
     REQUEST_RETENTION_US,
     Apply,
@@ -47,9 +45,9 @@ from fencepost.stores.base import (
     TaskFilter,
     TaskHistory,
 )
+from fencepost.stores.memory_effects import MemoryEffects
 
 _replace = msgspec.structs.replace
-_OPEN = (EffectState.AWAITING_APPROVAL, EffectState.UNKNOWN)
 
 
 class MemoryStore:
@@ -72,8 +70,7 @@ class MemoryStore:
         self._children: dict[str, list[str]] = defaultdict(list)
         self._staged: dict[str, dict[tuple[int, str], Staged]] = defaultdict(dict)
         self._results: dict[str, ResultCommit] = {}
-        self._effects: dict[str, dict[int, Effect]] = defaultdict(dict)
-        self._payloads: dict[tuple[str, int], Content] = {}  # `codec.pruned` once it was
+        self._effects = MemoryEffects()
         self._requests: dict[str, Request] = {}
         self._events: list[Numbered] = []
         self._by_task: dict[str, list[Event]] = defaultdict(list)
@@ -164,16 +161,8 @@ class MemoryStore:
             for event in self._by_task.get(task_id, ()):
                 if event.name == "attempt_started" and event.generation == generation:
                     into.starts[(task_id, generation)] = event
-        for key in keys.effects:
-            into.effects[key] = self._effects_of(key)
-        for place in keys.payloads:
-            payload = self._payloads.get(place)
-            if payload is not None and not codec.is_pruned(payload):
-                into.payloads[place] = payload
-
-    def _effects_of(self, task_id: str) -> list[Effect]:
-        found = self._effects.get(task_id)
-        return [] if found is None else [found[number] for number in sorted(found)]
+        if keys.effects or keys.payloads:
+            self._effects.load(keys, into)
 
     def _scan(self, step: Scan) -> list[Task]:
         into = step.into
@@ -243,8 +232,7 @@ class MemoryStore:
             used = self._requests.get(request.request_id)
             if used is not None and used.at >= horizon:
                 return False
-        if "payloads" in writes.made and any((task_id, n) in self._payloads for task_id, n, _ in writes.payloads):
-            raise Inconsistent("an effect's payload was bound already; run fencepost audit")
+        self._effects.check(writes)
         if writes.pool_write is not None:
             expected, pool = writes.pool_write
             standing = self._pools.get(pool.name)
@@ -271,10 +259,7 @@ class MemoryStore:
             self._settle(task_id, lambda key: True, (generation, digest))
         for result in writes.results:
             self._results[result.task_id] = result
-        for effect in writes.effects:
-            self._effects[effect.task_id][effect.number] = effect
-        for task_id, number, content in writes.payloads:
-            self._payloads[(task_id, number)] = content
+        self._effects.apply(writes)
         for request in writes.requests:
             self._requests[request.request_id] = request
         for event in writes.events:
@@ -338,8 +323,7 @@ class MemoryStore:
 
     def _history(self, task: Task) -> TaskHistory:
         task_id = task.task_id
-        effects = self._effects_of(task_id)
-        places = [(task_id, effect.number) for effect in effects]
+        effects = self._effects.of(task_id)
         return TaskHistory(
             task,
             list(self._by_task.get(task_id, ())),
@@ -350,7 +334,7 @@ class MemoryStore:
             list(self._staged[task_id].values()) if task_id in self._staged else [],
             self._checkpoints.get(task_id),
             effects,
-            {place[1]: self._payloads[place].digest for place in places if place in self._payloads},
+            self._effects.digests(effects),
         )
 
     async def histories(self, after: str | None, limit: int) -> list[TaskHistory]:
@@ -368,32 +352,15 @@ class MemoryStore:
 
     async def effects(self, where: EffectFilter, after: tuple[str, int] | None, limit: int) -> list[Effect]:
         with self._lock:
-            names = sorted(self._effects) if where.task_id is None else [where.task_id]
-            found = [effect for name in names for effect in self._effects_of(name)]
-        return [
-            effect
-            for effect in found
-            if (after is None or (effect.task_id, effect.number) > after)
-            and (where.pool is None or effect.pool == where.pool)
-            and (not where.states or effect.state in where.states)
-            and (where.guarantee is None or effect.terms.guarantee == where.guarantee)
-            and (where.downstream is None or effect.terms.downstream == where.downstream)
-        ][:limit]
+            return self._effects.listed(where, after, limit)
 
     async def payloads(self, keys: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Content]:
         with self._lock:
-            found = {key: self._payloads[key] for key in keys if key in self._payloads}
-        return {key: payload for key, payload in found.items() if not codec.is_pruned(payload)}
+            return self._effects.payloads(keys)
 
     async def unknown_backlog(self) -> list[tuple[str, str, int, int, int]]:
-        waiting: dict[tuple[str, str, int], list[int]] = defaultdict(list)
         with self._lock:
-            for effects in self._effects.values():
-                for effect in effects.values():
-                    if effect.state in _OPEN:
-                        key = (effect.pool, effect.terms.guarantee, int(effect.state))
-                        waiting[key].append(effect.first_prepared_at)
-        return [(*key, len(since), min(since)) for key, since in sorted(waiting.items())]
+            return self._effects.backlog()
 
     async def events(
         self, after: int, limit: int, *, task_id: str | None = None, pool: str | None = None, names: Sequence[str] = ()
@@ -467,7 +434,7 @@ class MemoryStore:
                 if task_id in self._results:
                     self._results[task_id] = _replace(self._results[task_id], content=None)
                 if task.state == State.COMMITTED:
-                    self._prune_effects(task_id, removed)
+                    self._effects.prune(task_id, removed)
                 self._tasks[task_id] = _replace(task, pruned_to_version=task.state_version)
             gone = {task.task_id for task in done}
             self._events = [n for n in self._events if n.entry.task_id not in gone]
@@ -481,21 +448,6 @@ class MemoryStore:
             removed["requests"] += len(old)
         return dict(removed)
 
-    def _prune_effects(self, task_id: str, removed: dict[str, int]) -> None:
-        for effect in self._effects_of(task_id):
-            if effect.state in _OPEN:
-                continue
-            place = (task_id, effect.number)
-            payload, receipt = self._payloads.get(place), effect.receipt
-            if payload is not None and not codec.is_pruned(payload):
-                self._payloads[place] = codec.pruned(payload)
-                removed["payloads"] += 1
-            if receipt is not None and not codec.is_pruned(receipt):
-                receipt = codec.pruned(receipt)
-                removed["receipts"] += 1
-            evidence = tuple(_replace(one, receipt=None) for one in effect.evidence)
-            self._effects[task_id][effect.number] = _replace(effect, receipt=receipt, evidence=evidence)
-
     async def orphans(self) -> dict[str, int]:
         with self._lock:
             tables: dict[str, Any] = {
@@ -505,8 +457,8 @@ class MemoryStore:
                 "staged": self._staged,
                 "dependency": self._parents,
                 "event": self._by_task,
-                "effect": self._effects,
-                "effect_payload": [task_id for task_id, _ in self._payloads],
+                "effect": self._effects.rows,
+                "effect_payload": [task_id for task_id, _ in self._effects.bound],
             }
             return {name: sum(1 for key in table if key not in self._tasks) for name, table in tables.items()}
 
