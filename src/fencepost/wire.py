@@ -21,13 +21,17 @@ __all__ = [
     "Claim",
     "Committed",
     "Done",
+    "EffectView",
     "EventView",
+    "ExecutionView",
+    "LateEvidenceView",
     "NewTask",
     "Outcome",
     "Page",
     "Pending",
     "PoolChanged",
     "PoolView",
+    "Prepared",
     "Reason",
     "Refused",
     "Renewed",
@@ -153,7 +157,7 @@ class Claim(msgspec.Struct, frozen=True):
     checkpoint_data: Any = None
     checkpoint_number: int = 0  # of this attempt: 0 when granted
     parents: dict[str, Any] = {}  # parent task id → its result
-    effects: tuple[Any, ...] = ()
+    effects: tuple[EffectView, ...] = ()  # this revision's, without their payloads
     trace_context: str | None = None
     outcome: Outcome = Outcome.CLAIMED
     reason: str | None = None
@@ -224,6 +228,96 @@ class Committed(msgspec.Struct, frozen=True):
     replayed: bool = False  # the answer of an earlier, identical commit by this attempt
     outcome: Outcome = Outcome.COMMITTED
     reason: str | None = None
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """What prepare says of its slot. EXECUTE alone allows a call: of `execution`, before `send_by_us`.
+
+    `outcome` is EXECUTE, REPLAY (it happened: `receipt`, no call), RECONCILE (`open` says what may be done: ASK,
+    REPEAT, PERSON), IN_FLIGHT, APPROVAL_REQUIRED, PAYLOAD_CONFLICT, BUSY (`busy` names what is in the way), DENIED
+    or ABANDONED. `payload`, `downstream` and `guarantee` are those that the slot is *bound* to, whatever was
+    presented. `now_us` is the store's time: the `asked_at` of a reconcile that follows a look at the downstream.
+    Times of the store are microseconds.
+    """
+
+    outcome: Outcome
+    effect_id: str
+    slot: str
+    node_id: str
+    state: str
+    version: int
+    downstream: str
+    guarantee: str
+    payload_digest: str
+    now_us: int
+    execution: int = 0
+    send_by_us: int | None = None
+    send_window: float = 0.0
+    settle_time: float = 0.0
+    precondition: str | None = None
+    reservation_id: str | None = None
+    open: tuple[str, ...] = ()
+    busy: tuple[str, ...] = ()
+    payload: Any = None  # None, too, where it is the presented one and nothing was bound before
+    receipt: Any = None
+    etag: str | None = None
+    contested: bool = False  # late evidence says that it happened
+    reason: str | None = None
+
+
+class ExecutionView(msgspec.Struct, frozen=True):
+    execution: int
+    generation: int
+    attempt: str  # short hash
+    epoch: int
+    prepared_at: datetime
+    send_by: datetime
+    precondition: str | None = None
+    reservation_id: str | None = None
+    repeats: bool = False
+    approved_by: str | None = None
+
+
+class LateEvidenceView(msgspec.Struct, frozen=True):
+    at: datetime
+    execution: int
+    generation: int
+    receipt: Any = None
+    receipt_digest: str | None = None
+    etag: str | None = None
+
+
+class EffectView(msgspec.Struct, frozen=True):
+    """An effect as readers may see it. `open` is what may be done about an UNKNOWN one now; `age` counts seconds
+    since it was first prepared; `now_us` is the store's time of this read: the `asked_at` of a resolve."""
+
+    effect_id: str
+    task_id: str
+    pool: str
+    revision: int
+    node_id: str
+    slot: str
+    state: str
+    version: int
+    downstream: str
+    guarantee: str
+    payload_digest: str
+    first_prepared_at: datetime
+    changed_at: datetime
+    age: float
+    open: tuple[str, ...] = ()
+    executions: tuple[ExecutionView, ...] = ()
+    payload: Any = None  # only where the reader asked for it
+    receipt: Any = None
+    receipt_digest: str | None = None
+    etag: str | None = None
+    absent_ground: str | None = None
+    approved_by: str | None = None
+    evidence: tuple[LateEvidenceView, ...] = ()
+    contested: bool = False
+    decided_by: str | None = None
+    note: str | None = None
+    now_us: int = 0
 
 
 class Pending(msgspec.Struct, frozen=True):
@@ -366,7 +460,9 @@ class Backend(Protocol):
         A refusal is journalled whatever becomes of that transaction. Raises InvalidRequest where the store cannot
         join it; whatever is raised, nothing of the command stands there."""
 
-    async def claim_next(self, command: Any, wait: float = 0.0) -> list[Claim] | Refused: ...
+    async def claim_next(self, command: Any, wait: float = 0.0, *, fresh: bool = False) -> list[Claim] | Refused:
+        """Look, and wait up to `wait` seconds for something. `fresh`: nobody has asked with this request id before, so
+        that nothing was granted under it; it may then wait at once where others have just found nothing."""
 
     async def pools(self) -> list[PoolView]: ...
 

@@ -27,7 +27,7 @@ from fencepost.kernel.records import (
     State,
     Task,
 )
-from fencepost.kernel.tasks import commit_digest
+from fencepost.kernel.commit import commit_digest
 from fencepost.kernel.writes import Decision, Snapshot
 from tests.model.world import POOL, SECOND, START, new_task
 

@@ -22,6 +22,7 @@ MAX_USAGE_KEYS = 20
 MAX_PRIORITY = 1000
 MAX_ATTEMPTS_LIMIT = 1_000_000
 MAX_EFFECTS = 1_000  # of one task, in all its revisions
+MAX_STATEMENTS = 100  # TRANSACTIONAL effects in one commit
 MAX_EXECUTIONS = 100  # of one effect
 MAX_EVIDENCE = 20  # late reports kept with one effect
 MAX_RECEIPT_BYTES = 256 << 10

@@ -37,6 +37,9 @@ class Compare(enum.IntFlag):
     VERSION = 256
     REVISION = 512
     INTAKE = 1024
+    PAYLOAD = 2048  # the effect's payload digest and downstream
+    EXECUTION = 4096  # the effect's latest execution, and that this attempt prepared it
+    PREPARER = 8192  # this attempt once prepared this effect
 
 
 FULL_FENCE = (
@@ -83,6 +86,63 @@ DOORS: dict[str, Door] = {
         ),
         Door("release", "claim", FULL_FENCE, ("attempt_ended",), "gives the task back, nothing charged"),
         Door("fail", "claim", FULL_FENCE, ("attempt_ended",), "ends the attempt as failed, charged"),
+        Door(
+            "effect.prepare",
+            "claim",
+            FULL_FENCE | Compare.PAYLOAD,
+            ("effect_prepared", "effect_awaiting"),
+            "accepts a tool call: stores an execution before it is sent",
+        ),
+        Door(
+            "effect.reserve",
+            "claim",
+            FULL_FENCE | Compare.EXECUTION,
+            ("effect_reserved",),
+            "keeps the reservation that alone may be confirmed",
+        ),
+        Door(
+            "effect.settle",
+            "claim",
+            FULL_FENCE | Compare.EXECUTION,
+            ("effect_committed", "effect_absent", "effect_unknown"),
+            "records what the sender knows of its own execution",
+        ),
+        Door(
+            "effect.reconcile",
+            "claim",
+            FULL_FENCE | Compare.EXECUTION,
+            ("effect_committed", "effect_absent", "effect_unknown"),
+            "records what the downstream says of an UNKNOWN effect",
+        ),
+        Door("effect.withdraw", "claim", FULL_FENCE, ("effect_denied",), "gives up an effect that awaits approval"),
+        Door(
+            "evidence",
+            "claim",
+            Compare.PROTOCOL | Compare.PREPARER,
+            ("effect_evidence",),
+            "keeps a late HAPPENED, and turns an effect back to UNKNOWN",
+        ),
+        Door(
+            "approve",
+            "person",
+            Compare.PROTOCOL | Compare.EPOCH | Compare.PAYLOAD | Compare.VERSION | Compare.STATE,
+            ("effect_approved",),
+            "allows exactly one execution of exactly this payload",
+        ),
+        Door(
+            "deny",
+            "person",
+            Compare.PROTOCOL | Compare.EPOCH | Compare.PAYLOAD | Compare.VERSION | Compare.STATE,
+            ("effect_denied",),
+            "refuses the effect for good",
+        ),
+        Door(
+            "resolve",
+            "person",
+            Compare.PROTOCOL | Compare.EPOCH | Compare.VERSION | Compare.STATE,
+            ("effect_committed", "effect_absent", "effect_abandoned"),
+            "decides an UNKNOWN effect without a claim: a person, or the reconciler within the guarantee",
+        ),
         Door("submit", "person", Compare.PROTOCOL, ("submitted", "successor_added"), "adds tasks, all or nothing"),
         Door(
             "expire",

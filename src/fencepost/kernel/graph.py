@@ -217,7 +217,7 @@ def cancel_tree(c: Context, writes: WriteSet, task: Task, who: str) -> list[Task
         before = waiting.pop()
         after = before
         if after.state == State.CLAIMED:
-            after = end_attempt(writes, after, c.now, End.CANCELLED, state=State.CANCELLED, charge=False)
+            after = end_attempt(c, writes, after, End.CANCELLED, state=State.CANCELLED, charge=False)
         after = changed(
             after, state=int(State.CANCELLED), cancel_generation=after.cancel_generation + 1, park_reason=None
         )

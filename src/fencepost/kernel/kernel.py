@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from fencepost.kernel import commands as k
-from fencepost.kernel import people, pools, tasks
+from fencepost.kernel import commit, decisions, effects, people, pools, prepare, tasks
 from fencepost.kernel.fence import DOORS, Context, Guard
 from fencepost.kernel.graph import parents_of
 from fencepost.kernel.operations import Granted, Operation, guarded, refusal_entry, remember
@@ -20,9 +20,25 @@ from fencepost.kernel.outcomes import Problem, Refusal
 from fencepost.kernel.records import Task
 from fencepost.kernel.writes import Decision, Keys, Proof, Snapshot, WriteSet, _prove
 
-OPERATIONS: tuple[Operation, ...] = (*tasks.OPERATIONS, *people.OPERATIONS, *pools.OPERATIONS)
+OPERATIONS: tuple[Operation, ...] = (
+    *tasks.OPERATIONS,
+    *commit.OPERATIONS,
+    *prepare.OPERATIONS,
+    *effects.OPERATIONS,
+    *decisions.OPERATIONS,
+    *people.OPERATIONS,
+    *pools.OPERATIONS,
+)
 
 POOL_COMMANDS = (k.PoolCommand, k.CreatePool)
+# Their effects are loaded with their task, in one look.
+EFFECT_COMMANDS = frozenset(
+    {k.Prepare, k.Reserve, k.Settle, k.Reconcile, k.Withdraw, k.Evidence, k.Approve, k.Deny, k.Resolve}
+)
+# Commands that have a record of their own to be known again by: a result, an execution, a piece of evidence.
+NO_REQUEST = frozenset({k.Commit, k.Prepare, k.Evidence})
+# Commands that neither read nor move a task's effects.
+LEAVES_EFFECTS = frozenset({k.Renew, k.SaveCheckpoint, k.Stage, k.Usage, k.Discard, k.Reopen, k.Submit})
 
 _replace = msgspec.structs.replace
 
@@ -95,7 +111,10 @@ class Kernel:
         for guard in operation.guards:
             answer = guard.check(context)
             if answer is not None:
-                return _answered(context, operation, answer)
+                decision = _answered(context, operation, answer)
+                if operation.report is not None and type(decision.answer) is Refusal:
+                    return self._reported(snapshot, operation, command, decision)
+                return decision
         if operation.each:
             return _claim_next(context, operation, guarded(context, proof), candidates)
         decision = operation.act(context, proof)
@@ -103,6 +122,17 @@ class Kernel:
         if type(answer) is Refusal or type(answer) is Problem:
             return Decision(answer, decision.writes, (*decision.log, *_journal(context, operation, answer)))
         return decision
+
+    def _reported(self, snapshot: Snapshot, operation: Operation, command: Any, refused: Decision) -> Decision:
+        """The refusal, and beside it what it is still a report of: an accepted change of its own."""
+        assert operation.report is not None
+        report = operation.report(command)
+        if report is None:
+            return refused
+        kept = self.decide(snapshot, report)
+        if type(kept.answer) is Refusal:
+            return refused
+        return Decision(refused.answer, kept.writes, (*refused.log, *kept.log))
 
     def need(self, command: Any, snapshot: Snapshot, keys: Keys) -> None:
         """Add to `keys` what deciding `command` reads, as far as the records seen so far show it.
@@ -129,7 +159,9 @@ class Kernel:
                 return
         task_id: str = claim.task_id if claim is not None else command.task_id
         keys.tasks.add(task_id)
-        if kind is not k.Commit:
+        if kind in EFFECT_COMMANDS:
+            keys.effects.add(task_id)
+        if kind not in NO_REQUEST:
             keys.requests.add(command.request_id)
         task = snapshot.tasks.get(task_id)
         if task is None:
@@ -137,7 +169,11 @@ class Kernel:
                 keys.pools.add(claim.pool)  # most likely the task's: saves a look later, and decides nothing
             return
         keys.pools.add(task.pool)
-        if kind is k.Commit:
+        if task.effects and kind not in LEAVES_EFFECTS:
+            keys.effects.add(task_id)
+        if kind is k.Prepare:
+            _need_payload(command, task, snapshot, keys)
+        elif kind is k.Commit:
             _need_commit(command, task, snapshot, keys)
         elif kind is k.Cancel:
             _need_tree(task_id, snapshot, keys)
@@ -150,6 +186,14 @@ class Kernel:
         elif kind is k.Stage or kind is k.Usage:
             if claim.generation != task.claim_generation or claim.attempt_id != task.attempt_id:
                 keys.starts.add((task_id, claim.generation))
+
+
+def _need_payload(command: k.Prepare, task: Task, snapshot: Snapshot, keys: Keys) -> None:
+    """The bound payload, where the slot holds one: whoever comes next can finish what it did not start."""
+    node = command.node_id if command.node_id is not None else task.node_id
+    for effect in snapshot.effects.get(task.task_id, ()):
+        if (effect.revision, effect.node_id, effect.slot) == (task.revision, node, command.slot):
+            keys.payloads.add((task.task_id, effect.number))
 
 
 def _need_tasks(new: Sequence[k.NewTask], keys: Keys) -> None:
@@ -188,6 +232,8 @@ def _need_tree(task_id: str, snapshot: Snapshot, keys: Keys) -> None:
         for child in snapshot.children.get(found, ()):
             keys.tasks.add(child)
             known = snapshot.tasks.get(child)
+            if known is not None and known.effects:
+                keys.effects.add(child)
             if known is not None and known.cancel_with_parent and child not in seen:
                 seen.add(child)
                 waiting.append(child)

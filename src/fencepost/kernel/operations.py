@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from fencepost.kernel.digests import short_hash
+from fencepost.kernel.effect_rules import lose_senders
 from fencepost.kernel.fence import Context, Guard
 from fencepost.kernel.outcomes import Outcome, Problem, Refusal
-from fencepost.kernel.records import End, Event, LogEntry, Request, State, Task
+from fencepost.kernel.records import Effect, End, Event, LogEntry, Request, State, Task
 from fencepost.kernel.writes import Decision, Proof, TaskWrite, WriteSet
 
 _replace = msgspec.structs.replace
@@ -25,6 +26,8 @@ class Operation(msgspec.Struct, frozen=True):
     act: Callable[[Context, Proof], Decision]
     # For claim_next: guards and act that each candidate meets after `guards` have passed.
     each: tuple[Guard, ...] = ()
+    # What a refused call is still a report of: another command, decided and written beside the refusal.
+    report: Callable[[Any], Any] | None = None
 
 
 class Accepted(msgspec.Struct, frozen=True, gc=False):
@@ -76,11 +79,18 @@ def changed(task: Task, **fields: Any) -> Task:
     return _replace(task, state_version=task.state_version + 1, **fields)
 
 
-def end_attempt(writes: WriteSet, task: Task, now: int, end: End, *, state: int, charge: bool, **fields: Any) -> Task:
-    """Every end of an attempt but COMMITTED, the same everywhere: one event, its staged results DISCARDED.
+def effects_of(c: Context, task: Task) -> list[Effect]:
+    """All effects of a task, of every revision. They must have been loaded where it has any."""
+    return c.snapshot.effects[task.task_id] if task.effects else []
+
+
+def end_attempt(c: Context, writes: WriteSet, task: Task, end: End, *, state: int, charge: bool, **fields: Any) -> Task:
+    """Every end of an attempt but COMMITTED, the same everywhere: one event, its staged results DISCARDED, what it
+    was sending UNKNOWN.
 
     Charged ends count towards max_attempts; used up means PARKED where it would have been READY.
     """
+    now = c.now
     charged = task.charged_attempts + (1 if charge else 0)
     if charge and charged >= task.max_attempts and state == State.READY:
         state = State.PARKED
@@ -91,6 +101,10 @@ def end_attempt(writes: WriteSet, task: Task, now: int, end: End, *, state: int,
     extra = fields.pop("detail", None)
     if extra:
         detail.update(extra)
+    if task.effects:
+        unknown = lose_senders(writes, effects_of(c, task), now)
+        if unknown:
+            detail["effects_unknown"] = unknown
     after = changed(task, state=state, end=int(end), charged_attempts=charged, lease_expires_at=None, **fields)
     proof = writes.proof
     writes.events.append(event_of(after, now, proof.door, "attempt_ended", proof.compared, detail))

@@ -33,6 +33,14 @@ class Outcome(enum.StrEnum):
     INTAKE_OPENED = "INTAKE_OPENED"
     EPOCH_RAISED = "EPOCH_RAISED"
     POLICY_SET = "POLICY_SET"
+    EXECUTE = "EXECUTE"
+    REPLAY = "REPLAY"
+    RESERVED = "RESERVED"
+    SETTLED = "SETTLED"
+    RECONCILED = "RECONCILED"
+    WITHDRAWN = "WITHDRAWN"
+    APPROVED = "APPROVED"
+    RESOLVED = "RESOLVED"
     # refused, in order
     NOT_FOUND = "NOT_FOUND"
     PROTOCOL = "PROTOCOL"
@@ -42,6 +50,17 @@ class Outcome(enum.StrEnum):
     ENDED = "ENDED"
     INTAKE_CLOSED = "INTAKE_CLOSED"  # also what `close_intake` answers when it did it
     ALREADY_COMMITTED = "ALREADY_COMMITTED"
+    STALE_EXECUTION = "STALE_EXECUTION"
+    PAYLOAD_CONFLICT = "PAYLOAD_CONFLICT"
+    DENIED = "DENIED"  # also what `deny` answers when it did it
+    ABANDONED = "ABANDONED"
+    APPROVAL_REQUIRED = "APPROVAL_REQUIRED"
+    IN_FLIGHT = "IN_FLIGHT"
+    RECONCILE = "RECONCILE"
+    BUSY = "BUSY"
+    PERSON = "PERSON"
+    EVIDENCE = "EVIDENCE"
+    TOO_EARLY = "TOO_EARLY"
     CONFLICT = "CONFLICT"
     NOT_CLAIMABLE = "NOT_CLAIMABLE"
     HELD = "HELD"
@@ -67,6 +86,13 @@ class Reason(enum.StrEnum):
     TASK = "TASK"
     POOL = "POOL"
     RESULT = "RESULT"
+    EFFECT = "EFFECT"
+    EFFECTS = "EFFECTS"
+    EXECUTION = "EXECUTION"
+    RECEIPT = "RECEIPT"
+    RESERVATION = "RESERVATION"
+    GUARANTEE = "GUARANTEE"
+    RECONCILER = "RECONCILER"
 
 
 class Refusal(msgspec.Struct, frozen=True):

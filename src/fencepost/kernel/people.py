@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fencepost.kernel import commands as k
+from fencepost.kernel import effect_rules as rules
 from fencepost.kernel.digests import short_hash
 from fencepost.kernel.fence import (
     EPOCH,
@@ -21,6 +22,7 @@ from fencepost.kernel.operations import (
     Accepted,
     Operation,
     changed,
+    effects_of,
     end_attempt,
     event_of,
     guarded,
@@ -92,9 +94,7 @@ def _expire_state(c: Context) -> Any:
 def _expire_act(c: Context, proof: Proof) -> Decision:
     task = c.task
     writes = WriteSet(proof, task.pool, None)
-    after = end_attempt(
-        writes, task, c.now, End.EXPIRED, state=State.READY, charge=task.scheduler_epoch == c.pool.epoch
-    )
+    after = end_attempt(c, writes, task, End.EXPIRED, state=State.READY, charge=task.scheduler_epoch == c.pool.epoch)
     write_task(writes, task, after, "claim")
     return Decision(Accepted(Outcome.EXPIRED, after, {"state": State(after.state).name}), writes)
 
@@ -181,12 +181,27 @@ def _revise_state(c: Context) -> Any:
     return None
 
 
+def _revise_open(c: Context) -> Any:
+    """A new revision has new effect ids: what is under way under the old ones must be settled first."""
+    revision = c.task.revision
+    found = [e.effect_id for e in effects_of(c, c.task) if rules.blocks(e, revision)]
+    return Refusal(Outcome.CONFLICT, Reason.EFFECTS, {"effects": found}) if found else None
+
+
+def _revise_done(c: Context) -> Any:
+    if c.command.accept_effects:
+        return None
+    revision = c.task.revision
+    found = [e.effect_id for e in effects_of(c, c.task) if rules.took_place(e, revision)]
+    return Refusal(Outcome.CONFLICT, Reason.EFFECTS, {"accept_effects": found}) if found else None
+
+
 def _revise_act(c: Context, proof: Proof) -> Decision:
     task, command = c.task, c.command
     writes = guarded(c, proof)
     after = task
     if after.state == State.CLAIMED:
-        after = end_attempt(writes, after, c.now, End.SUPERSEDED, state=State.READY, charge=False)
+        after = end_attempt(c, writes, after, End.SUPERSEDED, state=State.READY, charge=False)
     state, ready_at = _open_state(c)
     after = changed(
         after,
@@ -232,9 +247,9 @@ def _take_over_act(c: Context, proof: Proof) -> Decision:
     task = c.task
     writes = guarded(c, proof)
     after = end_attempt(
+        c,
         writes,
         task,
-        c.now,
         End.EXPIRED,
         state=State.READY,
         charge=False,
@@ -424,6 +439,18 @@ OPERATIONS: tuple[Operation, ...] = (
                 Compare.STATE,
                 _revise_state,
                 "the task is BLOCKED, READY, CLAIMED or PARKED",
+            ),
+            Guard(
+                "revise:effects-open:conflict",
+                0,
+                _revise_open,
+                "no effect of the revision is AWAITING_APPROVAL, PREPARED or UNKNOWN",
+            ),
+            Guard(
+                "revise:effects-done:conflict",
+                0,
+                _revise_done,
+                "none happened or may have, or the caller says that those are done with",
             ),
         ),
         _revise_act,

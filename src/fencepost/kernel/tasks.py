@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fencepost.kernel import commands as k
-from fencepost.kernel.digests import digest, digest_bytes
+from fencepost.kernel import effect_rules as rules
 from fencepost.kernel.fence import (
     EPOCH,
     FENCE_HEAD,
@@ -19,13 +19,13 @@ from fencepost.kernel.fence import (
     Guard,
     held_by,
 )
-from fencepost.kernel.graph import insert_tasks, release_successors
 from fencepost.kernel.operations import (
     Accepted,
     Granted,
     Operation,
     _replace,
     changed,
+    effects_of,
     end_attempt,
     event_of,
     guarded,
@@ -40,22 +40,20 @@ from fencepost.kernel.outcomes import Outcome, Problem, Reason, Refusal
 from fencepost.kernel.records import (
     CANCELLED,
     CLAIMED,
-    COMMITTED,
-    END_COMMITTED,
     PARKED,
     READY,
     Checkpoint,
     End,
     LogEntry,
     Policy,
-    ResultCommit,
-    StagedState,
     State,
     Task,
 )
 from fencepost.kernel.writes import Decision, Proof, WriteSet
 
 SECOND = 1_000_000
+# Why a task is PARKED that its holder gave back until a person has decided.
+WAITING = "WAITING"
 
 # claim ------------------------------------------------------------------------------------------
 
@@ -144,7 +142,7 @@ def grant(c: Context, writes: WriteSet, attempt_id: str) -> Task | None:
     before, now, proof = c.task, c.now, writes.proof
     task: Task = before
     if task.state == CLAIMED:
-        task = end_attempt(writes, task, now, End.EXPIRED, state=READY, charge=task.scheduler_epoch == c.pool.epoch)
+        task = end_attempt(c, writes, task, End.EXPIRED, state=READY, charge=task.scheduler_epoch == c.pool.epoch)
         if task.state == PARKED:
             write_task(writes, before, task, "claim")
             return None
@@ -256,106 +254,30 @@ def _checkpoint_act(c: Context, proof: Proof) -> Decision:
     return say(c, writes, "checkpoint", Outcome.CHECKPOINTED, after, {"number": number})
 
 
-# commit -----------------------------------------------------------------------------------------
-
-
-def commit_digest(command: k.Commit) -> str:
-    """Digest of [result digest, spawned tasks, statements]: what makes two commits the same commit."""
-    if not command.spawn:
-        return digest_bytes(b'["%b",[],[]]' % command.result_digest.encode())
-    spawned = [
-        [task.task_id, task.submitted_digest, task.queue, task.kind, task.priority, task.max_attempts]
-        for task in command.spawn
-    ]
-    return digest([command.result_digest, spawned, []])
-
-
-def _commit_replay(c: Context) -> Any:
-    """A repeat by the attempt whose commit has this very digest is answered from the record, before the fence."""
-    if c.task.state != COMMITTED:
-        return None
-    result = c.snapshot.results.get(c.task.task_id)
-    if result is None or result.attempt_id != c.claim.attempt_id or result.commit_digest != commit_digest(c.command):
-        return None
-    return Decision(
-        Accepted(Outcome.COMMITTED, c.task, {"result": result}, changed=False),
-        log=(LogEntry("replay", c.now, c.pool.name, c.task.task_id, "commit", Outcome.COMMITTED.value),),
-    )
-
-
-def _commit_staged(c: Context) -> Any:
-    command = c.command
-    if command.content is not None:
-        return None
-    for staged in c.snapshot.staged.get(c.task.task_id, ()):
-        if staged.generation == c.task.claim_generation and staged.content.digest == command.result_digest:
-            if staged.state != StagedState.DISCARDED:
-                return None
-    return Problem("NOT_STAGED", c.task.task_id, command.result_digest)
-
-
-def _commit_act(c: Context, proof: Proof) -> Decision:
-    task, command, now = c.task, c.command, c.now
-    parents: tuple[str, ...] = ()
-    if task.deps_total:
-        found = (c.snapshot.results.get(p) for p in c.snapshot.parents.get(task.task_id, ()))
-        parents = tuple(r.result_commit_id for r in found if r is not None)
-    after = _replace(
-        task,
-        state=COMMITTED,
-        state_version=task.state_version + 1,
-        lease_expires_at=None,
-        result_commit_id=command.result_commit_id,
-        end=END_COMMITTED,
-    )
-    result = ResultCommit(
-        task.task_id,
-        command.result_commit_id,
-        task.revision,
-        task.attempt_id or "",
-        task.claim_generation,
-        command.result_digest,
-        commit_digest(command),
-        parents,
-        now,
-        command.content,
-    )
-    writes = guarded(c, proof)
-    write_task(writes, task, after, "commit")
-    writes.results.append(result)
-    writes.events.append(
-        event_of(
-            after,
-            now,
-            "commit",
-            "result_committed",
-            proof.compared,
-            {"result": command.result_digest, "ready_us": now - task.ready_at if task.ready_at is not None else None},
-        )
-    )
-    writes.discard_rivals.append((task.task_id, task.claim_generation, command.result_digest))
-    if task.successors:
-        release_successors(c, writes, after)
-    if command.spawn:
-        problem = insert_tasks(c, writes, command.spawn, committing=after)
-        if problem is not None:
-            return Decision(problem)
-    if command.usage:
-        writes.log.append(usage_entry(c, task, command.usage))
-    return Decision(Accepted(Outcome.COMMITTED, after, {"result": result}), writes)
-
-
 # release, fail ----------------------------------------------------------------------------------
 
 
 def _release_act(c: Context, proof: Proof) -> Decision:
     task, command = c.task, c.command
     writes = guarded(c, proof)
-    after = end_attempt(
-        writes, task, c.now, End.RELEASED, state=READY, charge=False, available_at=c.now + command.delay_us
-    )
+    fields: dict[str, Any] = {"available_at": c.now + command.delay_us}
+    state = READY
+    if command.wait and _waits(c):
+        state = PARKED
+        fields["park_reason"] = WAITING
+    after = end_attempt(c, writes, task, End.RELEASED, state=state, charge=False, **fields)
     write_task(writes, task, after)
-    return say(c, writes, "release", Outcome.RELEASED, after, {"available_at": after.available_at})
+    said = {"available_at": after.available_at, "state": State(after.state).name}
+    return say(c, writes, "release", Outcome.RELEASED, after, said)
+
+
+def _waits(c: Context) -> bool:
+    """After this end, an effect is left that only a person can lead on."""
+    task = c.task
+    return any(
+        rules.waits(rules.without_sender(effect, c.now), c.now, c.pool.epoch, task.cancel_generation)
+        for effect in effects_of(c, task)
+    )
 
 
 def backoff_us(policy: Policy, charged: int, jitter: float) -> int:
@@ -376,7 +298,7 @@ def _fail_act(c: Context, proof: Proof) -> Decision:
     else:
         state = PARKED
         fields["park_reason"] = "FINAL"
-    after = end_attempt(writes, task, c.now, End.FAILED, state=state, charge=True, **fields)
+    after = end_attempt(c, writes, task, End.FAILED, state=state, charge=True, **fields)
     write_task(writes, task, after)
     if command.usage:
         writes.log.append(usage_entry(c, task, command.usage))
@@ -454,20 +376,6 @@ OPERATIONS: tuple[Operation, ...] = (
             ),
         ),
         _checkpoint_act,
-    ),
-    Operation(
-        k.Commit,
-        "commit",
-        (
-            FOUND_TASK,
-            _guard("commit:repeated:committed-again", _commit_replay, "this commit has not been made already"),
-            *FENCE_HEAD[1:],
-            *FENCE_TAIL,
-            _guard(
-                "commit:not-staged:not-staged", _commit_staged, "the result was staged by this attempt, or came along"
-            ),
-        ),
-        _commit_act,
     ),
     Operation(
         k.Release,

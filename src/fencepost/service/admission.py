@@ -13,6 +13,7 @@ from fencepost.kernel import commands as k
 from fencepost.kernel.commands import check_id, check_integer
 from fencepost.kernel.digests import MAX_CONTENT_BYTES
 from fencepost.kernel.records import Content
+from fencepost.service import effect_admission
 
 _MAX_US = round(k.MAX_SECONDS * 1_000_000)
 
@@ -22,7 +23,7 @@ def admit(command: Any, store_id: str) -> None:
     check_id(command.request_id, "request_id")
     check_integer(command.protocol, "protocol", 0)
     kind = type(command)
-    if isinstance(command, k.ClaimCommand) or kind is k.Stage or kind is k.Usage:
+    if isinstance(command, k.ClaimCommand) or kind is k.Stage or kind is k.Usage or kind is k.Evidence:
         _claim(command.claim, store_id)
     if isinstance(command, k.ClaimCommand):
         _epoch(command.epoch, "epoch")
@@ -131,6 +132,24 @@ def _commit(command: k.Commit) -> None:
                 raise InvalidRequest(f"spawn[{position}].pool", "must be the committing task's pool")
     if command.usage is not None:
         k.check_usage(command.usage)
+    if command.statements:
+        _statements(command.statements)
+
+
+def _statements(statements: Any) -> None:
+    if len(statements) > k.MAX_STATEMENTS:
+        raise InvalidRequest("statements", f"at most {k.MAX_STATEMENTS} in a commit, got {len(statements)}")
+    slots = set()
+    for position, statement in enumerate(statements):
+        at = f"statements[{position}]."
+        check_id(statement.slot, at + "slot")
+        check_id(statement.downstream, at + "downstream")
+        if statement.node_id is not None:
+            check_id(statement.node_id, at + "node_id")
+        _content(statement.payload, at + "payload")
+        if (statement.node_id, statement.slot) in slots:
+            raise InvalidRequest(at + "slot", f"{statement.slot!r} stands twice; an effect needs a slot of its own")
+        slots.add((statement.node_id, statement.slot))
 
 
 def _fail(command: k.Fail) -> None:
@@ -159,6 +178,8 @@ def _who(command: Any) -> None:
 
 def _revise(command: k.Revise) -> None:
     _named(command)
+    if type(command.accept_effects) is not bool:
+        raise InvalidRequest("accept_effects", f"must be True or False, got {type(command.accept_effects).__name__}")
     _content(command.input, "input")
 
 
@@ -185,13 +206,19 @@ def _create_pool(command: k.CreatePool) -> None:
     _who(command)
 
 
+def _release(command: k.Release) -> None:
+    check_integer(command.delay_us, "delay", 0, _MAX_US)
+    if type(command.wait) is not bool:
+        raise InvalidRequest("wait", f"must be True or False, got {type(command.wait).__name__}")
+
+
 _CHECKS: dict[type, Any] = {
     k.Claim: _claim_one,
     k.ClaimNext: _claim_next,
     k.Renew: lambda command: _ttl(command.ttl_us),
     k.SaveCheckpoint: _checkpoint,
     k.Commit: _commit,
-    k.Release: lambda command: check_integer(command.delay_us, "delay", 0, _MAX_US),
+    k.Release: _release,
     k.Fail: _fail,
     k.Stage: lambda command: _content(command.content, "content"),
     k.Usage: lambda command: k.check_usage(command.usage),
@@ -207,4 +234,5 @@ _CHECKS: dict[type, Any] = {
     k.RaiseEpoch: _pool,
     k.SetPolicy: _pool,
     k.CreatePool: _create_pool,
+    **effect_admission.CHECKS,
 }

@@ -8,18 +8,24 @@ import msgspec
 
 from fencepost.clock import to_datetime
 from fencepost.errors import InvalidRequest, NotStaged, SpawnConflict, Unsettled
+from fencepost.kernel import effect_rules
 from fencepost.kernel.digests import decode, short_hash
 from fencepost.kernel.operations import Accepted
 from fencepost.kernel.outcomes import Outcome, Problem, Refusal
-from fencepost.kernel.records import Content, End, Pool, State, Task
+from fencepost.kernel.prepare import Prepared as KernelPrepared
+from fencepost.kernel.records import Content, Effect, EffectState, End, Pool, State, Task
 from fencepost.kernel.writes import Snapshot
 from fencepost.wire import (
     Claim,
     Committed,
     Done,
+    EffectView,
+    ExecutionView,
+    LateEvidenceView,
     Pending,
     PoolChanged,
     PoolView,
+    Prepared,
     Refused,
     Renewed,
     TaskView,
@@ -96,8 +102,109 @@ def task_view(task: Task, **more: Any) -> TaskView:
     )
 
 
-def claim(task: Task, snapshot: Snapshot, store_id: str) -> Claim:
-    """A granted task as its holder gets it, with what the plan loaded for it."""
+def _body(content: Content | None) -> Any:
+    """A receipt or payload as its reader gets it; None where there is none, and where retention has removed it."""
+    return None if content is None or (not content.data and not content.binary) else decode(content)
+
+
+def effect_view(effect: Effect, now: int, payload: Content | None = None) -> EffectView:
+    """An effect as readers may see it: attempts as short hashes, no request ids. `open` and `age` are as of `now`."""
+    approval = effect.approval
+    return EffectView(
+        effect_id=effect.effect_id,
+        task_id=effect.task_id,
+        pool=effect.pool,
+        revision=effect.revision,
+        node_id=effect.node_id,
+        slot=effect.slot,
+        state=EffectState(effect.state).name,
+        version=effect.version,
+        downstream=effect.terms.downstream,
+        guarantee=effect.terms.guarantee,
+        payload_digest=effect.payload_digest,
+        first_prepared_at=to_datetime(effect.first_prepared_at),
+        changed_at=to_datetime(effect.changed_at),
+        age=max(0, now - effect.first_prepared_at) / 1_000_000,
+        open=effect_rules.open_ways(effect, now),
+        executions=tuple(
+            ExecutionView(
+                e.execution,
+                e.generation,
+                short_hash(e.attempt_id) or "",
+                e.epoch,
+                to_datetime(e.prepared_at),
+                to_datetime(e.send_by),
+                e.precondition,
+                e.reservation_id,
+                e.repeats,
+                e.approved_by,
+            )
+            for e in effect.executions
+        ),
+        payload=_body(payload),
+        receipt=_body(effect.receipt),
+        receipt_digest=effect.receipt.digest if effect.receipt is not None else None,
+        etag=effect.etag,
+        absent_ground=effect.absent_ground,
+        approved_by=approval.who if approval is not None else None,
+        evidence=tuple(
+            LateEvidenceView(to_datetime(e.at), e.execution, e.generation, e.receipt, e.receipt_digest, e.etag)
+            for e in effect.evidence
+        ),
+        contested=effect_rules.contested(effect),
+        decided_by=effect.decided_by,
+        note=effect.note,
+        now_us=now,
+    )
+
+
+def prepared(answer: KernelPrepared, snapshot: Snapshot) -> Prepared:
+    """What prepare says, with the payload that the slot is bound to."""
+    effect, execution = answer.effect, answer.execution
+    if execution is None and effect.executions:
+        execution = effect.executions[-1]
+    payload = snapshot.payloads.get((effect.task_id, effect.number))
+    return Prepared(
+        outcome=answer.outcome,
+        effect_id=effect.effect_id,
+        slot=effect.slot,
+        node_id=effect.node_id,
+        state=EffectState(effect.state).name,
+        version=effect.version,
+        downstream=effect.terms.downstream,
+        guarantee=effect.terms.guarantee,
+        payload_digest=effect.payload_digest,
+        now_us=answer.now,
+        execution=len(effect.executions),
+        send_by_us=execution.send_by if execution is not None else None,
+        send_window=effect.terms.send_window_us / 1_000_000,
+        settle_time=effect.terms.settle_time_us / 1_000_000,
+        precondition=execution.precondition if execution is not None else None,
+        reservation_id=execution.reservation_id if execution is not None else None,
+        open=answer.open,
+        busy=answer.busy,
+        payload=_body(payload),
+        receipt=_body(effect.receipt),
+        etag=effect.etag,
+        contested=effect_rules.contested(effect),
+    )
+
+
+def _effects(task: Task, snapshot: Snapshot, written: list[Effect]) -> tuple[EffectView, ...]:
+    """This revision's effects as they stand once what was written with the claim is in."""
+    if not task.effects:
+        return ()
+    standing = {effect.number: effect for effect in snapshot.effects.get(task.task_id, ())}
+    standing.update({effect.number: effect for effect in written if effect.task_id == task.task_id})
+    return tuple(
+        effect_view(standing[number], snapshot.now)
+        for number in sorted(standing)
+        if standing[number].revision == task.revision
+    )
+
+
+def claim(task: Task, snapshot: Snapshot, store_id: str, written: list[Effect]) -> Claim:
+    """A granted task as its holder gets it, with what the plan loaded for it, and `written` with it."""
     content: Content | None = snapshot.inputs.get(task.task_id)
     checkpoint = snapshot.checkpoints.get(task.task_id) if task.checkpoint_generation else None
     if checkpoint is not None and checkpoint.revision != task.revision:
@@ -130,7 +237,7 @@ def claim(task: Task, snapshot: Snapshot, store_id: str) -> Claim:
         decode(checkpoint.content) if checkpoint is not None else None,
         task.checkpoint_number,
         parents,
-        (),
+        _effects(task, snapshot, written),
         task.trace_context,
     )
 

@@ -29,7 +29,7 @@ Lane = tuple[str, tuple[str, ...], tuple[str, ...] | None]
 class Operation:
     """A queued command, and what became of it."""
 
-    __slots__ = ("command", "decision", "error", "future", "lane", "quiet", "snapshot", "task_id", "tries")
+    __slots__ = ("alone", "command", "decision", "error", "future", "lane", "quiet", "snapshot", "task_id", "tries")
 
     def __init__(self, command: Any, future: asyncio.Future[None], quiet: bool) -> None:
         self.command = command
@@ -47,6 +47,7 @@ class Operation:
             claim = getattr(command, "claim", None)
             self.task_id = claim.task_id if claim is not None else getattr(command, "task_id", None)
         self.tries = 0
+        self.alone = type(command) is k.Commit and bool(command.statements)
 
 
 class Candidates:
@@ -173,6 +174,12 @@ def _load(
             )
             tasks = [*tasks, *lapsed]
         found[lane] = Candidates(tasks)
+        # A claim in passing ends an attempt, and so moves what it was sending.
+        sending = {task.task_id for task in tasks if task.effects and task.task_id not in snapshot.effects}
+        if sending:
+            now = snapshot.now
+            yield Load(Keys(effects=sending), snapshot)
+            snapshot.now = now
     return found
 
 
