@@ -290,11 +290,16 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class StillUnknown:
-    """Asked, and nothing is known yet. `in_progress`: the downstream has the key and is still at work on it."""
+    """Asked, and nothing is known. `in_progress`: the downstream has the key and is still at work on it.
+
+    `moved_on` (CONDITIONAL): the bound precondition is gone for good and the history is not complete enough to tell,
+    now or ever: from then on it is a person's.
+    """
 
     why: str
     in_progress: bool = False
     retry_after: float | None = None
+    moved_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,577 @@
+"""The one flow of an effect: prepare → look at `send_by` → call → settle, and what to do where it did not end so.
+
+Written against a small port, so that a handler's `attempt.effect`, `fencepost effect` and tests share it. It decides
+nothing: each answer of the store names the row of the prepare table (claim.v1, section 5), and this module does what
+that row allows.
+
+Not promised: that a call is made at all (a kept receipt is returned without one), nor that it is made by this attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NoReturn, TypeVar
+
+import uuid_utils
+
+from fencepost.clock import elapsed
+from fencepost.effects.asking import ask, confirm_stored, says
+from fencepost.effects.base import (
+    Absent,
+    Answers,
+    Binds,
+    Call,
+    Conditional,
+    Deadline,
+    Declaration,
+    Earns,
+    Executes,
+    Gone,
+    Guarantee,
+    Happened,
+    NotFound,
+    Reserves,
+    Standing,
+    StillUnknown,
+    Unknown,
+    check_downstream,
+)
+from fencepost.effects.failures import (
+    ApprovalRequired,
+    EffectAbandoned,
+    EffectAbsent,
+    EffectBusy,
+    EffectDenied,
+    EffectUnknown,
+    PayloadConflict,
+    PersonRequired,
+)
+from fencepost.effects.port import ROWS, Port, PreparedAnswer
+from fencepost.effects.receipts import note, storable
+from fencepost.errors import Fenced, InvalidRequest, Unavailable
+from fencepost.kernel.commands import check_id, check_seconds
+
+__all__ = ["OnApproval", "OnConflict", "declared", "perform"]
+
+T = TypeVar("T")
+OnConflict = Literal["raise", "adopt"]
+OnApproval = Literal["release", "wait", "raise"]
+
+TIMEOUT = 30.0  # for one call of the downstream
+PATIENCE = 30.0  # for everything that is waited for besides: a key in progress, a settle time, another effect
+APPROVAL_WAIT = 600.0
+REPEATS = 3  # executions that one `perform` may add to an effect that stays UNKNOWN
+LEAVING = 5.0  # to say UNKNOWN once the caller was cancelled
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+
+
+async def declared(downstream: Any) -> Declaration:
+    """The declaration that counts: the one earned from this server where that has to be tried. Checked."""
+    declaration = check_downstream(downstream)
+    return check_downstream(downstream, await downstream.earn()) if isinstance(downstream, Earns) else declaration
+
+
+async def perform(
+    port: Port,
+    downstream: Any,
+    slot: str,
+    payload: Any,
+    *,
+    node_id: str | None = None,
+    timeout: float = TIMEOUT,
+    patience: float = PATIENCE,
+    on_conflict: OnConflict = "raise",
+    on_approval: OnApproval = "release",
+    approval_wait: float = APPROVAL_WAIT,
+) -> Any:
+    """The receipt of the effect in `slot`: that of a call made now, or the kept one of a call made before.
+
+    `timeout` bounds one call, `patience` all waiting together, `approval_wait` the waiting for a person with
+    `on_approval="wait"`; all in seconds.
+
+    `on_conflict`: where the slot is bound to another payload, "raise" PayloadConflict, or "adopt": finish what was
+    bound, and return its receipt. `on_approval`: where only a person can lead on, "release" gives the task back until
+    one has decided, "wait" waits and then raises, "raise" raises ApprovalRequired or PersonRequired.
+
+    Raises, in order: InvalidRequest (the payload or the declaration; nothing was prepared); Fenced (a BaseException:
+    the claim no longer counts); PayloadConflict; EffectDenied, EffectAbandoned (a person said so); ApprovalRequired,
+    PersonRequired; EffectBusy (it goes alone); EffectAbsent (certain: the downstream did nothing; the same payload may
+    be asked for again); EffectUnknown (nobody knows: do not do it another way; a later attempt reconciles it);
+    Unavailable (the store: where the prepare could not be stored, nothing was sent).
+    """
+    check_id(slot, "slot")
+    check_seconds(timeout, "timeout", above=True)
+    check_seconds(patience, "patience")
+    check_seconds(approval_wait, "approval_wait")
+    for name, value, known in (
+        ("on_conflict", on_conflict, ("raise", "adopt")),
+        ("on_approval", on_approval, ("release", "wait", "raise")),
+    ):
+        if value not in known:
+            raise InvalidRequest(name, f"must be one of {', '.join(known)}, got {value!r}")
+    declaration = await declared(downstream)
+    bound = await downstream.bind(payload) if isinstance(downstream, Binds) else payload
+    if declaration.guarantee == Guarantee.TRANSACTIONAL:
+        return await port.defer(slot, bound, declaration.downstream, node_id=node_id)
+    # Two calls for one slot in this process go one after the other: the second finds the first one's receipt.
+    async with _lock(port, f"{node_id or ''}\0{slot}"):
+        performance = _Performance(
+            port, downstream, declaration, slot, payload, bound, node_id, timeout, patience, on_conflict, on_approval,
+            approval_wait,
+        )  # fmt: skip
+        return await performance.run()
+
+
+_locks: weakref.WeakKeyDictionary[Any, dict[str, asyncio.Lock]] = weakref.WeakKeyDictionary()
+
+
+def _lock(port: Any, key: str) -> asyncio.Lock:
+    return _locks.setdefault(port, {}).setdefault(key, asyncio.Lock())
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    receipt: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """Look at the slot again: after a pause where there is nothing new to expect at once."""
+
+    repeat: bool = False
+    pause: float | None = None  # None: at once; 0: by back-off; above: these seconds
+    why: str = ""
+
+
+_Step = _Done | _Again
+
+
+class _Performance:
+    def __init__(
+        self,
+        port: Port,
+        downstream: Any,
+        declaration: Declaration,
+        slot: str,
+        payload: Any,
+        bound: Any,
+        node_id: str | None,
+        timeout: float,
+        patience: float,
+        on_conflict: OnConflict,
+        on_approval: OnApproval,
+        approval_wait: float,
+    ) -> None:
+        self.port = port
+        self.downstream = downstream
+        self.declaration = declaration
+        self.slot = slot
+        self.payload = payload
+        self.bound = bound
+        self.node_id = node_id
+        self.timeout = timeout
+        self.on_conflict = on_conflict
+        self.on_approval = on_approval
+        self.patience = elapsed() + patience
+        self.approval = elapsed() + approval_wait
+        self.pause = FIRST_PAUSE
+        self.sent = 0
+        self.adopted = False
+        self.effect_id = ""
+        self.rows: dict[str, Callable[[PreparedAnswer, float], Awaitable[_Step]]] = {
+            "EXECUTE": self._execute,
+            "REPLAY": self._replay,
+            "RECONCILE": self._reconcile,
+            "IN_FLIGHT": self._in_flight,
+            "APPROVAL_REQUIRED": self._approval,
+            "BUSY": self._busy,
+            "PAYLOAD_CONFLICT": self._conflict,
+            "DENIED": self._decided,
+            "ABANDONED": self._decided,
+        }
+
+    async def run(self) -> Any:
+        repeat = False
+        while True:
+            asked, answer = await self._prepare(repeat)
+            if answer.outcome not in ROWS:
+                _refused(answer)
+            self.effect_id = answer.effect_id
+            step = await self.rows[str(answer.outcome)](answer, asked)
+            if isinstance(step, _Done):
+                return step.receipt
+            repeat = step.repeat
+            if step.pause is not None:
+                await self._wait(step)
+
+    async def _wait(self, step: _Again) -> None:
+        """Pause, within the patience and as long as the lease is trusted."""
+        pause = step.pause or 0.0
+        if pause <= 0:
+            pause = self.pause * random.uniform(0.5, 1.0)
+            self.pause = min(2 * self.pause, LONGEST_PAUSE)
+        left = min(self.patience - elapsed(), self.port.trusted())
+        if pause > left:
+            raise EffectUnknown(self.effect_id, self.slot, step.why or "not known within the patience")
+        await _pause(pause)
+
+    # prepare --------------------------------------------------------------------------------------
+
+    async def _prepare(self, repeat: bool) -> tuple[float, PreparedAnswer]:
+        """The answer, and when it was asked for by the clock that counts suspended time."""
+        precondition, failed = None, None
+        if self.declaration.guarantee == Guarantee.CONDITIONAL and not repeat:
+            precondition, failed = await self._precondition()
+        request_id = _new_id()
+        asked = 0.0
+
+        async def ask() -> Any:
+            nonlocal asked
+            asked = elapsed()
+            return await self.port.prepare(
+                self.slot,
+                self.bound,
+                self.declaration.terms,
+                node_id=self.node_id,
+                precondition=precondition,
+                repeat=repeat,
+                request_id=request_id,
+            )
+
+        try:
+            answer = await self._insist(ask)
+        except InvalidRequest as error:
+            if error.field != "precondition":
+                raise
+            if failed is not None:
+                # It would be sent, and the downstream could not be asked what it is to be conditional on.
+                raise failed from None
+            if precondition is None:
+                raise
+            # Bound as something else than CONDITIONAL, and that counts.
+            precondition, request_id = None, _new_id()
+            answer = await self._insist(ask)
+        return asked, answer
+
+    async def _precondition(self) -> tuple[str | None, Exception | None]:
+        """The downstream may be out of reach, and the effect's receipt kept all the same: the store says which."""
+        assert isinstance(self.downstream, Conditional)
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await self.downstream.precondition(self.bound), None
+        except InvalidRequest:
+            raise
+        except Exception as error:  # noqa: BLE001 - raised by the caller, unless the store needs no precondition
+            return None, error
+
+    # the rows -------------------------------------------------------------------------------------
+
+    async def _replay(self, answer: PreparedAnswer, asked: float) -> _Step:
+        return _Done(answer.receipt)
+
+    async def _decided(self, answer: PreparedAnswer, asked: float) -> NoReturn:
+        failure = EffectDenied if answer.outcome == "DENIED" else EffectAbandoned
+        raise failure(answer.effect_id, self.slot, answer.reason or "")
+
+    async def _busy(self, answer: PreparedAnswer, asked: float) -> _Step:
+        left = min(self.patience - elapsed(), self.port.trusted())
+        if left <= self.pause:
+            raise EffectBusy(answer.effect_id, self.slot, answer.busy)
+        return _Again(pause=0)
+
+    async def _approval(self, answer: PreparedAnswer, asked: float) -> _Step:
+        return await self._person(answer, ApprovalRequired, "waits for approval")
+
+    async def _in_flight(self, answer: PreparedAnswer, asked: float) -> _Step:
+        """Prepared by this very attempt, and nobody here is sending it: whoever was has been cut off."""
+        outcome, _ = await self._settle(self._call(answer, Deadline.none()), Unknown("its sender was cut off"))
+        return _Again(pause=None if outcome == "SETTLED" else 0, why="somebody else is sending it")
+
+    async def _conflict(self, answer: PreparedAnswer, asked: float) -> _Step:
+        conflict = PayloadConflict(
+            answer.effect_id, self.slot, answer.payload, state=answer.state, downstream=answer.downstream
+        )
+        if answer.downstream != self.declaration.downstream or answer.payload is None:
+            raise conflict
+        if self.adopted:
+            raise conflict  # it changed under our hands, which a bound payload cannot
+        if isinstance(self.downstream, Binds) and await self.downstream.same(answer.payload, self.payload):
+            pass
+        elif self.on_conflict != "adopt":
+            raise conflict
+        self.adopted = True
+        self.bound = answer.payload
+        return _Again()
+
+    async def _person(self, answer: PreparedAnswer, failure: type[PersonRequired], why: str) -> _Step:
+        if self.on_approval == "release":
+            await self.port.give_back(f"{self.slot}: {why}", answer.effect_id)
+        if self.on_approval == "wait":
+            left = min(self.approval - elapsed(), self.port.trusted())
+            pause = self.pause * random.uniform(0.5, 1.0)
+            if pause <= left:
+                self.pause = min(2 * self.pause, LONGEST_PAUSE)
+                await _pause(pause)
+                return _Again()
+        raise failure(answer.effect_id, self.slot, why)
+
+    async def _execute(self, answer: PreparedAnswer, asked: float) -> _Step:
+        assert answer.send_by_us is not None
+        call = self._call(answer, Deadline.after(asked, answer.now_us, answer.send_by_us, elapsed))
+        self.sent += 1
+        downstream = self.downstream
+        if answer.guarantee == Guarantee.RESERVATION and isinstance(downstream, Reserves):
+            return await self._reserve(downstream, call)
+        if answer.guarantee != Guarantee.RESERVATION and isinstance(downstream, Executes):
+            return await self._settled(call, await self._send(downstream.execute, call))
+        await self._settle(call, Absent("REFUSED", "the downstream no longer offers what the effect is bound to"))
+        raise InvalidRequest("using", f"the effect is bound as {answer.guarantee}, which this downstream is not")
+
+    async def _reserve(self, downstream: Reserves, call: Call) -> _Step:
+        """Reserve, store, and only then confirm: only a stored reservation can be confirmed, by anybody."""
+        reserved = await self._send(downstream.reserve, call, reserving=True)
+        if not isinstance(reserved, str):
+            return await self._settled(call, reserved)
+        request_id = _new_id()
+        answer = await self._insist(
+            lambda: self.port.reserve(call.effect_id, call.execution, reserved, request_id=request_id)
+        )
+        if answer.outcome in ("STALE_EXECUTION", "CONFLICT"):
+            return _Again(pause=0, why="another reservation was stored first")
+        if answer.outcome != "RESERVED":
+            _refused(answer)
+        call = replace(call, reservation_id=reserved)
+        return await self._settled(call, await self._send(downstream.confirm, call))
+
+    async def _send(self, method: Callable[[Call], Awaitable[Any]], call: Call, *, reserving: bool = False) -> Any:
+        """One call, bounded. The look at `send_by` is the last thing before it."""
+        try:
+            async with asyncio.timeout(self.timeout):
+                if self.port.trusted() <= 0:
+                    return Unknown("not sent: the lease is no longer trusted")
+                if call.send_by.expired:
+                    return Unknown("not sent: its send_by was over")
+                found = await method(call)
+        except Exception as error:  # noqa: BLE001 - whatever it was, nobody knows what the downstream did
+            why = f"no answer within {self.timeout:g} s" if isinstance(error, TimeoutError) else says(error)
+            # Nothing that was reserved and not stored can ever be confirmed.
+            return Absent("REFUSED", f"not reserved: {why}") if reserving else Unknown(why)
+        except BaseException as error:
+            # Cancelled, or the process is to end: say so, as far as that is possible, and let it through.
+            await self._leave(call, f"cut off: {type(error).__name__}")
+            raise
+        if reserving:
+            if isinstance(found, Absent):
+                return found
+            if isinstance(found, str) and found:
+                return found
+            return Absent("REFUSED", f"not reserved: answered with {type(found).__name__}")
+        if not isinstance(found, Happened | Absent | Unknown):
+            return Unknown(f"answered with {type(found).__name__}, which is no finding")
+        if call.reservation_id is not None and isinstance(found, Absent) and found.why != "RESERVATION_CANCELLED":
+            return Unknown(found.detail or "not confirmed, and still reserved")
+        return found
+
+    async def _settled(self, call: Call, found: Happened | Absent | Unknown) -> _Step:
+        """Settle, and what follows from what the record then says."""
+        outcome, state = await self._settle(call, found)
+        if outcome == "EVIDENCE":
+            await self._settle(call, Unknown("late evidence says that it happened"))
+            return _Again()
+        if outcome != "SETTLED":
+            return _Again(pause=0, why=f"{outcome}: decided elsewhere")
+        if isinstance(found, Happened):
+            return _Done(storable(found.receipt))
+        if isinstance(found, Absent):
+            if state == "ABSENT":
+                raise EffectAbsent(call.effect_id, self.slot, found.why, found.detail)
+            return _Again(pause=0, why=found.detail or found.why)
+        return _Again(pause=found.retry_after or 0, why=found.why)
+
+    # settle ---------------------------------------------------------------------------------------
+
+    async def _settle(self, call: Call, found: Happened | Absent | Unknown) -> tuple[str, str | None]:
+        """The door's answer and the effect's state. Goes on when the caller is cancelled: the finding is worth it."""
+        return await _through(self._settle_now(call, found))
+
+    async def _settle_now(self, call: Call, found: Happened | Absent | Unknown) -> tuple[str, str | None]:
+        finding, why, receipt, etag, detail = "UNKNOWN", None, None, None, None
+        if isinstance(found, Happened):
+            finding, receipt, etag = "HAPPENED", storable(found.receipt), note(found.etag)
+        elif isinstance(found, Absent):
+            finding, why, detail = "ABSENT", found.why, found.detail
+        else:
+            why, detail = "STORED_FAILURE" if found.stored else None, found.why
+        request_id = _new_id()
+        answer = await self._insist(
+            lambda: self.port.settle(
+                call.effect_id,
+                call.execution,
+                finding,
+                why=why,
+                receipt=receipt,
+                etag=etag,
+                note=note(detail),
+                request_id=request_id,
+            )
+        )
+        if answer.outcome not in ("SETTLED", "STALE_EXECUTION", "CONFLICT", "EVIDENCE"):
+            _refused(answer)
+        return str(answer.outcome), answer.info.get("state") if answer.outcome == "SETTLED" else None
+
+    async def _leave(self, call: Call, why: str) -> None:
+        """Say UNKNOWN within a few seconds; if that fails, the attempt's end says the same."""
+        task = asyncio.ensure_future(self._settle_now(call, Unknown(why)))
+        _outliving.add(task)
+        task.add_done_callback(_forget)
+        await asyncio.wait({task}, timeout=LEAVING)
+        task.cancel()
+
+    # reconcile ------------------------------------------------------------------------------------
+
+    async def _reconcile(self, answer: PreparedAnswer, asked: float) -> _Step:
+        """The downstream is asked first; nothing is sent before that."""
+        ways = answer.open
+        if "ASK" not in ways:
+            if "REPEAT" in ways:
+                return self._repeat("unknown")
+            return await self._person(answer, PersonRequired, "only a person can say what became of it")
+        call = self._call(answer, Deadline.none())
+        if answer.guarantee == Guarantee.RESERVATION:
+            found = await confirm_stored(self.downstream, call, self.timeout)
+        else:
+            found = await ask(self.downstream, call, self.timeout)
+        if isinstance(found, Happened):
+            return await self._reconciled(answer, found)
+        if "PERSON" in ways:
+            return await self._person(answer, PersonRequired, "late evidence says that it happened")
+        if isinstance(found, Gone | NotFound):
+            return await self._reconciled(answer, found)
+        if isinstance(found, Standing):
+            return self._repeat("it still stands at the bound precondition") if "REPEAT" in ways else _Again(pause=0)
+        if found.moved_on and answer.guarantee == Guarantee.CONDITIONAL:
+            return await self._reconciled(answer, found)
+        if "REPEAT" not in ways and not isinstance(self.downstream, Answers | Reserves):
+            raise EffectUnknown(answer.effect_id, self.slot, "the downstream cannot be asked, nor may it be repeated")
+        if found.in_progress or "REPEAT" not in ways:
+            return _Again(pause=found.retry_after or 0, why=found.why)
+        if answer.guarantee == Guarantee.CONDITIONAL and isinstance(self.downstream, Answers):
+            return _Again(pause=found.retry_after or 0, why=found.why)
+        return self._repeat(found.why)
+
+    def _repeat(self, why: str) -> _Again:
+        """Send it again, under the same key, precondition and payload; not for ever."""
+        if self.sent > REPEATS:
+            raise EffectUnknown(self.effect_id, self.slot, f"repeated {REPEATS} times: {why}")
+        return _Again(repeat=True)
+
+    async def _reconciled(self, answer: PreparedAnswer, found: Happened | NotFound | Gone | StillUnknown) -> _Step:
+        return await _through(self._reconciled_now(answer, found))
+
+    async def _reconciled_now(self, answer: PreparedAnswer, found: Happened | NotFound | Gone | StillUnknown) -> _Step:
+        finding, ground, receipt, etag, detail = "ABSENT", None, None, None, None
+        if isinstance(found, Happened):
+            finding, receipt, etag = "HAPPENED", storable(found.receipt), note(found.etag)
+        elif isinstance(found, Gone):
+            ground, detail = found.ground, found.detail
+        elif isinstance(found, NotFound):
+            ground = "NOT_FOUND"
+        else:
+            finding, ground, detail = "STILL_UNKNOWN", "MOVED_ON", found.why
+        request_id = _new_id()
+        said = await self._insist(
+            lambda: self.port.reconcile(
+                answer.effect_id,
+                answer.execution,
+                finding,
+                asked_at=answer.now_us,
+                ground=ground,
+                receipt=receipt,
+                etag=etag,
+                note=note(detail),
+                request_id=request_id,
+            )
+        )
+        if said.outcome == "RECONCILED":
+            if isinstance(found, Happened):
+                return _Done(receipt)
+            return _Again(pause=0 if isinstance(found, StillUnknown) else None, why="its history cannot tell")
+        if said.outcome == "TOO_EARLY":
+            if "REPEAT" in answer.open:
+                return self._repeat("not found")
+            wait = max(0.0, (int(said.current["not_before_us"]) - answer.now_us) / 1_000_000)
+            return _Again(pause=wait + 0.001, why="not found, and something may still be under way")
+        if said.outcome == "PERSON" and "REPEAT" in answer.open:
+            return self._repeat("not found")
+        if said.outcome in ("PERSON", "EVIDENCE", "STALE_EXECUTION", "CONFLICT"):
+            return _Again(pause=0, why=f"{said.outcome}: decided elsewhere")
+        return _refused(said)
+
+    # small things ---------------------------------------------------------------------------------
+
+    def _call(self, answer: PreparedAnswer, send_by: Deadline) -> Call:
+        return Call(
+            effect_id=answer.effect_id,
+            task_id=self.port.task_id,
+            slot=self.slot,
+            execution=answer.execution,
+            epoch=self.port.epoch,
+            generation=self.port.generation,
+            payload=self.bound,
+            precondition=answer.precondition,
+            reservation_id=answer.reservation_id,
+            send_by=send_by,
+        )
+
+    async def _insist(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Ask again after Unavailable, with the same request id, while the lease is trusted; then raise it."""
+        pause = FIRST_PAUSE / 2
+        while True:
+            try:
+                return await ask()
+            except Unavailable:
+                left = self.port.trusted()
+                if left <= 0:
+                    raise
+                await _pause(min(left, pause * random.uniform(0.5, 1.0)))
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _refused(answer: Any) -> NoReturn:
+    outcome, reason = str(answer.outcome), answer.reason
+    raise Fenced(f"{outcome}/{reason}" if reason else outcome, answer)
+
+
+def _new_id() -> str:
+    return str(uuid_utils.uuid7())
+
+
+async def _pause(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+_outliving: set[asyncio.Future[Any]] = set()  # what goes on although its caller was cancelled
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    _outliving.discard(task)
+    if not task.cancelled():
+        task.exception()  # the attempt's end says UNKNOWN where this could not
+
+
+async def _through(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run `coroutine` to its end also when the caller is cancelled meanwhile (within `LEAVING`), then be cancelled."""
+    task = asyncio.ensure_future(coroutine)
+    _outliving.add(task)
+    task.add_done_callback(_forget)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=LEAVING)
+        task.cancel()
+        raise
