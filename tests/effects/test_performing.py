@@ -1,0 +1,730 @@
+"""Every row of the prepare table, as the one flow walks it. Pure: the port and the downstream answer from scripts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from fencepost.effects.base import (
+    Absent,
+    Call,
+    Declaration,
+    Gone,
+    Guarantee,
+    Happened,
+    NotFound,
+    Standing,
+    StillUnknown,
+    Unknown,
+)
+from fencepost.effects.failures import (
+    ApprovalRequired,
+    EffectAbandoned,
+    EffectAbsent,
+    EffectBusy,
+    EffectDenied,
+    EffectUnknown,
+    PayloadConflict,
+    PersonRequired,
+)
+from fencepost.effects.performing import perform
+from fencepost.errors import Fenced, InvalidRequest, Unavailable
+from tests.effects.conftest import Pauses
+from tests.effects.port import (
+    NOW,
+    Answer,
+    Asked,
+    GivenBack,
+    Reserving,
+    Said,
+    Scripted,
+    ScriptedPort,
+    Versioned,
+    settled,
+)
+
+EXECUTE = Answer("EXECUTE")
+REPEATABLE = Answer("RECONCILE", state="UNKNOWN", open=("ASK", "REPEAT"))
+ASKABLE = Answer("RECONCILE", state="UNKNOWN", open=("ASK",))
+DONE = ("settle", settled("COMMITTED"))
+UNSURE = ("settle", settled("UNKNOWN"))
+PAYLOAD = {"to": "a@example.org"}
+
+
+async def go(port: ScriptedPort, downstream: Any, payload: Any = PAYLOAD, **options: Any) -> Any:
+    receipt = await asyncio.wait_for(perform(port, downstream, "slot", payload, **options), 10)
+    assert port.script == [], "not everything that was expected was asked"
+    return receipt
+
+
+async def hangs(call: Call) -> Any:
+    await asyncio.Event().wait()
+
+
+# EXECUTE -----------------------------------------------------------------------------------------
+
+
+async def test_a_call_that_happened_is_settled_with_its_receipt_which_is_returned() -> None:
+    port = ScriptedPort(("prepare", EXECUTE), DONE)
+    mail = Scripted(execute=[Happened({"id": 1}, etag="v1")])
+    assert await go(port, mail) == {"id": 1}
+    [prepare], [settle] = port.of("prepare"), port.of("settle")
+    assert (prepare["slot"], prepare["payload"], prepare["repeat"]) == ("slot", PAYLOAD, False)
+    assert prepare["terms"].guarantee == "IDEMPOTENT"
+    assert (settle["finding"], settle["receipt"], settle["etag"]) == ("HAPPENED", {"id": 1}, "v1")
+    [call] = mail.of("execute")
+    assert (call.key, call.epoch, call.generation, call.execution) == ("e" * 64, 7, 3, 1)
+    assert call.marks["fencepost-generation"] == "3"
+    assert 9 < call.send_by.remaining <= 10
+
+
+async def test_past_send_by_nothing_is_sent_and_unknown_is_settled(pauses: Pauses) -> None:
+    late = Answer("EXECUTE", send_by_us=NOW - 1)
+    port = ScriptedPort(("prepare", late), UNSURE, ("prepare", Answer("REPLAY", receipt="another's")))
+    mail = Scripted(execute=[])
+    assert await go(port, mail) == "another's"
+    assert mail.calls == []
+    assert port.of("settle")[0]["note"] == "not sent: its send_by was over"
+
+
+async def test_send_by_counts_from_when_it_was_asked_for_by_a_clock_that_counts_suspended_time(pauses: Pauses) -> None:
+    class Slow(ScriptedPort):
+        async def prepare(self, *arguments: Any, **more: Any) -> Any:
+            answer = await super().prepare(*arguments, **more)
+            if len(self.of("prepare")) == 1:
+                pauses.skew += 10.0  # the machine slept while the answer was under way
+            return answer
+
+    port = Slow(("prepare", EXECUTE), UNSURE, ("prepare", Answer("REPLAY", receipt=1)))
+    mail = Scripted(execute=[])
+    assert await go(port, mail) == 1
+    assert mail.calls == []
+
+
+async def test_a_lease_that_is_no_longer_trusted_sends_nothing() -> None:
+    port = ScriptedPort(("prepare", EXECUTE), UNSURE)
+    port.lease = lambda: 0.0
+    mail = Scripted(execute=[])
+    with pytest.raises(EffectUnknown):
+        await go(port, mail)
+    assert mail.calls == []
+
+
+@pytest.mark.parametrize(
+    "found",
+    [ConnectionResetError("reset"), TimeoutError(), Unknown("502"), {"no": "finding"}, None, hangs],
+    ids=["raises", "times-out", "says-unknown", "no-finding", "nothing", "hangs"],
+)
+async def test_a_call_that_did_not_end_well_is_unknown_and_goes_again_only_as_the_store_says(
+    found: Any, pauses: Pauses
+) -> None:
+    again = Answer("EXECUTE", execution=2)
+    port = ScriptedPort(("prepare", EXECUTE), UNSURE, ("prepare", REPEATABLE), ("prepare", again), DONE)
+    mail = Scripted(execute=[found, Happened("sent")])
+    assert await go(port, mail, timeout=0.05) == "sent"
+    assert port.of("settle")[0]["finding"] == "UNKNOWN"
+    assert [each["repeat"] for each in port.of("prepare")] == [False, False, True]
+    assert len({each["request_id"] for each in port.of("prepare")}) == 3
+    first, second = mail.of("execute")
+    assert first.key == second.key
+    assert (first.execution, second.execution) == (1, 2)
+
+
+async def test_repeats_end_after_a_few(pauses: Pauses) -> None:
+    script: list[tuple[str, Any]] = [("prepare", EXECUTE), UNSURE]
+    for number in (2, 3, 4):
+        script += [("prepare", REPEATABLE), ("prepare", Answer("EXECUTE", execution=number)), UNSURE]
+    port = ScriptedPort(*script, ("prepare", REPEATABLE))
+    mail = Scripted(execute=[Unknown("503")] * 4)
+    with pytest.raises(EffectUnknown, match="repeated 3 times"):
+        await go(port, mail)
+    assert port.script == []
+
+
+async def test_a_stored_failure_says_so_and_is_never_repeated(pauses: Pauses) -> None:  # X38
+    port = ScriptedPort(("prepare", EXECUTE), UNSURE, ("prepare", ASKABLE))
+    mail = Scripted(execute=[Unknown("500", stored=True)])
+    with pytest.raises(EffectUnknown, match="nor may it be repeated"):
+        await go(port, mail)
+    assert port.of("settle")[0]["why"] == "STORED_FAILURE"
+    assert mail.methods == ["execute"]
+
+
+async def test_what_certainly_did_not_happen_is_absent_and_raised() -> None:
+    port = ScriptedPort(("prepare", EXECUTE), ("settle", settled("ABSENT")))
+    with pytest.raises(EffectAbsent, match="no such address") as raised:
+        await go(port, Scripted(execute=[Absent("REFUSED", "no such address")]))
+    assert raised.value.why == "REFUSED"
+    [settle] = port.of("settle")
+    assert (settle["finding"], settle["why"], settle["note"]) == ("ABSENT", "REFUSED", "no such address")
+
+
+async def test_absent_of_a_repeat_leads_back_to_asking(pauses: Pauses) -> None:  # X14
+    port = ScriptedPort(
+        ("prepare", Answer("EXECUTE", execution=2)), UNSURE, ("prepare", ASKABLE), ("reconcile", Said("RECONCILED"))
+    )
+    mail = Asked(execute=[Absent()], query=[Happened("by the first")])
+    assert await go(port, mail) == "by the first"
+    assert mail.methods == ["execute", "query"]
+
+
+async def test_absent_against_late_evidence_is_settled_unknown() -> None:  # X09
+    port = ScriptedPort(
+        ("prepare", EXECUTE),
+        ("settle", Said("EVIDENCE")),
+        UNSURE,
+        ("prepare", Answer("RECONCILE", open=("ASK", "PERSON"))),
+    )
+    with pytest.raises(PersonRequired):
+        await go(port, Scripted(execute=[Absent()]), on_approval="raise")
+    assert [each["finding"] for each in port.of("settle")] == ["ABSENT", "UNKNOWN"]
+
+
+async def test_a_receipt_that_cannot_be_stored_is_kept_as_text() -> None:
+    port = ScriptedPort(("prepare", EXECUTE), DONE)
+    receipt = await go(port, Scripted(execute=[Happened({"id": 2**60, "at": float("nan")})]))
+    assert receipt["cut"] is True
+    assert str(2**60) in receipt["text"]
+    assert port.of("settle")[0]["receipt"] == receipt
+
+
+# cut off -----------------------------------------------------------------------------------------
+
+
+async def test_a_cancelled_call_is_settled_unknown_before_the_cancellation_goes_on() -> None:
+    port = ScriptedPort(("prepare", EXECUTE), UNSURE)
+    mail = Scripted(execute=[hangs])
+    task = asyncio.create_task(perform(port, mail, "slot", PAYLOAD))
+    while not mail.calls:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert port.of("settle")[0]["finding"] == "UNKNOWN"
+    assert port.script == []
+
+
+async def test_a_finding_that_was_being_settled_when_the_caller_was_cancelled_is_settled_all_the_same() -> None:
+    port = ScriptedPort(("prepare", EXECUTE), DONE)
+    port.hold = asyncio.Event()
+    mail = Scripted(execute=[Happened("worth keeping")])
+    task = asyncio.create_task(perform(port, mail, "slot", PAYLOAD))
+    while not mail.calls:
+        await asyncio.sleep(0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    port.hold.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert port.of("settle")[0]["receipt"] == "worth keeping"
+
+
+async def test_a_store_that_hangs_does_not_hold_a_cancelled_caller_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fencepost.effects.performing.LEAVING", 0.05)
+    port = ScriptedPort(("prepare", EXECUTE))
+    port.hold = asyncio.Event()
+    mail = Scripted(execute=[hangs])
+    task = asyncio.create_task(perform(port, mail, "slot", PAYLOAD))
+    while not mail.calls:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 2)
+
+
+async def test_fenced_out_of_the_call_itself_goes_on_as_fenced_and_is_unknown() -> None:
+    port = ScriptedPort(("prepare", EXECUTE), UNSURE)
+    with pytest.raises(Fenced):
+        await go(port, Scripted(execute=[Fenced("lost")]))
+    assert port.of("settle")[0]["finding"] == "UNKNOWN"
+
+
+# the store ---------------------------------------------------------------------------------------
+
+
+async def test_a_prepare_that_could_not_be_stored_sends_nothing(pauses: Pauses) -> None:
+    port = ScriptedPort(("prepare", Unavailable("full disk")))
+    port.lease = lambda: 0.0
+    mail = Scripted(execute=[])
+    with pytest.raises(Unavailable):
+        await go(port, mail)
+    assert mail.calls == []
+
+
+@pytest.mark.parametrize("door", ["prepare", "settle"])
+async def test_a_lost_answer_is_asked_for_again_with_the_same_request_id(door: str, pauses: Pauses) -> None:  # X15
+    script = [("prepare", EXECUTE), DONE]
+    script.insert(0 if door == "prepare" else 1, (door, Unavailable("cut")))
+    port = ScriptedPort(*script)
+    mail = Scripted(execute=[Happened(1)])
+    assert await go(port, mail) == 1
+    one, other = port.of(door)
+    assert one == other
+    assert mail.methods == ["execute"]
+
+
+@pytest.mark.parametrize("outcome", ["FENCED", "CANCELLED", "STALE_INPUT", "ENDED", "NOT_FOUND", "PROTOCOL"])
+async def test_a_refused_claim_stops_the_handler(outcome: str) -> None:
+    refused = Said(outcome, reason="GENERATION")
+    mail = Scripted(execute=[Happened("late")])
+    with pytest.raises(Fenced, match=outcome):
+        await go(ScriptedPort(("prepare", refused)), mail)
+    assert mail.calls == []
+    port = ScriptedPort(("prepare", EXECUTE), ("settle", refused))
+    with pytest.raises(Fenced, match=outcome):
+        await go(port, mail)
+    assert port.of("settle")[0]["receipt"] == "late", "the refused report is evidence"
+
+
+@pytest.mark.parametrize("outcome", ["STALE_EXECUTION", "CONFLICT"])
+async def test_a_settle_that_came_too_late_looks_at_the_slot_again(outcome: str, pauses: Pauses) -> None:
+    port = ScriptedPort(("prepare", EXECUTE), ("settle", Said(outcome)), ("prepare", Answer("REPLAY", receipt="kept")))
+    assert await go(port, Scripted(execute=[Happened("mine")])) == "kept"
+
+
+# the other rows ----------------------------------------------------------------------------------
+
+
+async def test_a_kept_receipt_comes_back_without_a_call() -> None:
+    mail = Scripted(execute=[])
+    assert await go(ScriptedPort(("prepare", Answer("REPLAY", receipt={"id": 9}))), mail) == {"id": 9}
+    assert mail.calls == []
+
+
+@pytest.mark.parametrize(("outcome", "failure"), [("DENIED", EffectDenied), ("ABANDONED", EffectAbandoned)])
+async def test_what_a_person_refused_is_raised(outcome: str, failure: type[Exception]) -> None:
+    with pytest.raises(failure):
+        await go(ScriptedPort(("prepare", Answer(outcome))), Scripted(execute=[]))
+
+
+async def test_in_flight_by_this_very_attempt_is_settled_unknown_and_reconciled() -> None:
+    port = ScriptedPort(
+        ("prepare", Answer("IN_FLIGHT", execution=4)), UNSURE, ("prepare", ASKABLE), ("reconcile", Said("RECONCILED"))
+    )
+    mail = Asked(execute=[], query=[Happened("it was")])
+    assert await go(port, mail) == "it was"
+    assert port.of("settle")[0]["execution"] == 4
+
+
+async def test_in_flight_elsewhere_is_waited_for(pauses: Pauses) -> None:
+    port = ScriptedPort(
+        ("prepare", Answer("IN_FLIGHT")), ("settle", Said("STALE_EXECUTION")), ("prepare", Answer("REPLAY", receipt=1))
+    )
+    assert await go(port, Scripted(execute=[])) == 1
+    assert len(pauses) == 1
+
+
+async def test_two_calls_for_one_slot_go_one_after_the_other() -> None:
+    port = ScriptedPort(("prepare", EXECUTE), DONE, ("prepare", Answer("REPLAY", receipt=1)))
+    mail = Scripted(execute=[Happened(1)])
+    both = await asyncio.gather(perform(port, mail, "slot", PAYLOAD), perform(port, mail, "slot", PAYLOAD))
+    assert both == [1, 1]
+    assert port.doors == ["prepare", "settle", "prepare"]
+
+
+async def test_busy_waits_and_asks_again(pauses: Pauses) -> None:  # X12
+    busy = Answer("BUSY", busy=("f" * 64,))
+    port = ScriptedPort(("prepare", busy), ("prepare", busy), ("prepare", EXECUTE), DONE)
+    assert await go(port, Scripted(execute=[Happened(1)])) == 1
+    assert len(pauses) == 2
+    with pytest.raises(EffectBusy) as raised:
+        await go(ScriptedPort(("prepare", busy)), Scripted(execute=[]), patience=0.0)
+    assert raised.value.busy == ("f" * 64,)
+
+
+# payloads ----------------------------------------------------------------------------------------
+
+BOUND = {"to": "a@example.org", "text": "first wording"}
+
+
+async def test_another_payload_raises_with_the_bound_one_and_sends_nothing() -> None:
+    mail = Asked(execute=[], query=[])
+    with pytest.raises(PayloadConflict) as raised:
+        await go(ScriptedPort(("prepare", Answer("PAYLOAD_CONFLICT", state="UNKNOWN", payload=BOUND))), mail)
+    assert (raised.value.payload, raised.value.state) == (BOUND, "UNKNOWN")
+    assert mail.calls == []
+
+
+async def test_adopt_reconciles_the_bound_payload_and_returns_its_receipt() -> None:
+    port = ScriptedPort(
+        ("prepare", Answer("PAYLOAD_CONFLICT", state="UNKNOWN", payload=BOUND)),
+        ("prepare", ASKABLE),
+        ("reconcile", Said("RECONCILED")),
+    )
+    mail = Asked(execute=[], query=[Happened("the first mail's")])
+    assert await go(port, mail, {"to": "a@example.org", "text": "other"}, on_conflict="adopt") == "the first mail's"
+    assert mail.of("query")[0].payload == BOUND
+    assert port.of("prepare")[1]["payload"] == BOUND
+
+
+async def test_adopt_finishes_what_was_bound_and_did_not_happen() -> None:  # X39
+    port = ScriptedPort(
+        ("prepare", Answer("PAYLOAD_CONFLICT", state="ABSENT", payload=BOUND)), ("prepare", EXECUTE), DONE
+    )
+    mail = Scripted(execute=[Happened(1)])
+    assert await go(port, mail, "Y", on_conflict="adopt") == 1
+    assert mail.of("execute")[0].payload == BOUND
+
+
+async def test_another_downstream_is_never_adopted() -> None:
+    conflict = Answer("PAYLOAD_CONFLICT", payload=BOUND, downstream="mail/other")
+    with pytest.raises(PayloadConflict, match="mail/other"):
+        await go(ScriptedPort(("prepare", conflict)), Scripted(execute=[]), on_conflict="adopt")
+
+
+async def test_a_payload_that_was_bound_with_something_made_up_is_known_again() -> None:
+    class Dated(Asked):
+        async def bind(self, payload: Any) -> Any:
+            return {"text": payload, "date": "second try"}
+
+        async def same(self, bound: Any, payload: Any) -> bool:
+            return bound["text"] == payload
+
+    mine = {"text": "hello", "date": "first try"}
+    port = ScriptedPort(("prepare", Answer("PAYLOAD_CONFLICT", payload=mine)), ("prepare", EXECUTE), DONE)
+    mail = Dated(execute=[Happened(1)])
+    assert await go(port, mail, "hello") == 1
+    assert mail.of("execute")[0].payload == mine
+    with pytest.raises(PayloadConflict):
+        await go(ScriptedPort(("prepare", Answer("PAYLOAD_CONFLICT", payload=mine))), mail, "another text")
+
+
+# RECONCILE ---------------------------------------------------------------------------------------
+
+
+async def test_unknown_is_asked_about_first_and_what_happened_is_reconciled_with_the_stores_time() -> None:
+    port = ScriptedPort(("prepare", REPEATABLE), ("reconcile", Said("RECONCILED")))
+    mail = Asked(execute=[], query=[Happened({"id": 5}, "v5")])
+    assert await go(port, mail) == {"id": 5}
+    [reconcile] = port.of("reconcile")
+    assert (reconcile["finding"], reconcile["asked_at"], reconcile["etag"]) == ("HAPPENED", NOW, "v5")
+    assert mail.methods == ["query"]
+
+
+async def test_not_found_after_the_settle_time_is_absent_and_prepared_anew() -> None:
+    port = ScriptedPort(
+        ("prepare", ASKABLE), ("reconcile", Said("RECONCILED")), ("prepare", Answer("EXECUTE", execution=2)), DONE
+    )
+    mail = Asked(execute=[Happened(2)], query=[NotFound()])
+    assert await go(port, mail) == 2
+    assert port.of("reconcile")[0]["ground"] == "NOT_FOUND"
+    assert port.of("prepare")[1]["repeat"] is False
+
+
+async def test_not_found_too_early_is_repeated_where_that_is_open() -> None:
+    early = Said("TOO_EARLY", current={"not_before_us": NOW + 20_000_000})
+    port = ScriptedPort(
+        ("prepare", REPEATABLE), ("reconcile", early), ("prepare", Answer("EXECUTE", execution=2)), DONE
+    )
+    assert await go(port, Asked(execute=[Happened(2)], query=[NotFound()])) == 2
+    assert port.of("prepare")[1]["repeat"] is True
+
+
+async def test_not_found_too_early_waits_until_its_time_and_asks_again(pauses: Pauses) -> None:  # X02, X03
+    early = Said("TOO_EARLY", current={"not_before_us": NOW + 20_000_000})
+    later = Answer("RECONCILE", open=("ASK",), now_us=NOW + 20_001_000)
+    port = ScriptedPort(
+        ("prepare", ASKABLE),
+        ("reconcile", early),
+        ("prepare", later),
+        ("reconcile", Said("RECONCILED")),
+        ("prepare", Answer("EXECUTE", execution=2)),
+        DONE,
+    )
+    mail = Asked(execute=[Happened(2)], query=[NotFound(), NotFound()])
+    assert await go(port, mail) == 2
+    assert 20.0 <= sum(pauses) < 20.1
+    assert mail.methods == ["query", "query", "execute"], "a look from before the time counts for nothing after it"
+    assert [each["asked_at"] for each in port.of("reconcile")] == [NOW, NOW + 20_001_000]
+
+
+async def test_a_time_beyond_the_patience_is_not_waited_for(pauses: Pauses) -> None:
+    early = Said("TOO_EARLY", current={"not_before_us": NOW + 20_000_000})
+    with pytest.raises(EffectUnknown):
+        await go(ScriptedPort(("prepare", ASKABLE), ("reconcile", early)), Asked(query=[NotFound()]), patience=5.0)
+    assert pauses == []
+
+
+async def test_a_key_still_in_progress_is_waited_for_not_repeated(pauses: Pauses) -> None:
+    port = ScriptedPort(("prepare", REPEATABLE), ("prepare", REPEATABLE), ("reconcile", Said("RECONCILED")))
+    mail = Asked(execute=[], query=[StillUnknown("409", in_progress=True, retry_after=2.0), Happened(1)])
+    assert await go(port, mail) == 1
+    assert pauses == [2.0]
+
+
+async def test_a_failed_look_is_no_finding_and_repeats_under_the_key(pauses: Pauses) -> None:
+    port = ScriptedPort(("prepare", REPEATABLE), ("prepare", EXECUTE), DONE)
+    mail = Asked(execute=[Happened(1)], query=[ConnectionError("refused")])
+    assert await go(port, mail) == 1
+    assert mail.methods == ["query", "execute"]
+
+
+async def test_read_only_is_simply_sent_again() -> None:
+    again = Answer("RECONCILE", open=("REPEAT",), guarantee="READ_ONLY")
+    port = ScriptedPort(("prepare", again), ("prepare", EXECUTE), DONE)
+    assert await go(port, Scripted(Guarantee.READ_ONLY, execute=[Happened([1, 2])])) == [1, 2]
+
+
+async def test_an_effect_bound_non_replayable_stays_so_whatever_the_downstream_declares_today() -> None:  # X11, X37
+    unknown = Answer("RECONCILE", open=("PERSON",), guarantee="NON_REPLAYABLE")
+    mail = Asked(execute=[], query=[])
+    with pytest.raises(PersonRequired):
+        await go(ScriptedPort(("prepare", unknown)), mail, on_approval="raise")
+    assert mail.calls == [], "a plain look lifts nothing out of NON_REPLAYABLE"
+
+
+async def test_against_late_evidence_only_happened_counts() -> None:
+    unknown = Answer("RECONCILE", open=("ASK", "PERSON"))
+    port = ScriptedPort(("prepare", unknown), ("reconcile", Said("RECONCILED")))
+    assert await go(port, Asked(query=[Happened(1)])) == 1
+    with pytest.raises(GivenBack):
+        await go(ScriptedPort(("prepare", unknown)), Asked(query=[NotFound()]))
+
+
+@pytest.mark.parametrize("outcome", ["FENCED", "CANCELLED", "ENDED"])
+async def test_a_refused_reconcile_stops_the_handler(outcome: str) -> None:
+    with pytest.raises(Fenced, match=outcome):
+        await go(ScriptedPort(("prepare", ASKABLE), ("reconcile", Said(outcome))), Asked(query=[Happened(1)]))
+
+
+# CONDITIONAL -------------------------------------------------------------------------------------
+
+STANDING = Answer("RECONCILE", open=("ASK", "REPEAT"), guarantee="CONDITIONAL", precondition="e0")
+
+
+async def test_the_precondition_is_asked_for_before_the_prepare_and_the_bound_one_is_sent() -> None:
+    port = ScriptedPort(("prepare", Answer("EXECUTE", guarantee="CONDITIONAL", precondition="e0")), DONE)
+    store = Versioned(precondition=["e0"], execute=[Happened(1, "e1")])
+    assert await go(port, store) == 1
+    assert port.of("prepare")[0]["precondition"] == "e0"
+    assert store.methods == ["precondition", "execute"]
+    assert store.of("execute")[0].precondition == "e0"
+
+
+async def test_what_still_stands_at_its_precondition_is_repeated_under_it() -> None:
+    again = Answer("EXECUTE", execution=2, guarantee="CONDITIONAL", precondition="e0")
+    port = ScriptedPort(("prepare", STANDING), ("prepare", again), DONE)
+    store = Versioned(precondition=["e7"], query=[Standing()], execute=[Happened(1)])
+    assert await go(port, store) == 1
+    assert port.of("prepare")[1]["precondition"] is None, "a repeat goes under the bound one"
+    assert store.of("execute")[0].precondition == "e0"
+
+
+async def test_what_moved_on_without_a_trace_in_its_complete_history_is_absent() -> None:
+    port = ScriptedPort(
+        ("prepare", STANDING),
+        ("reconcile", Said("RECONCILED")),
+        ("prepare", Answer("EXECUTE", precondition="e7")),
+        DONE,
+    )
+    store = Versioned(precondition=["e7", "e7"], query=[Gone("MOVED_ON")], execute=[Happened(1)])
+    assert await go(port, store) == 1
+    assert port.of("reconcile")[0]["ground"] == "MOVED_ON"
+
+
+async def test_what_moved_on_and_has_no_complete_history_becomes_a_persons(pauses: Pauses) -> None:  # X05
+    port = ScriptedPort(
+        ("prepare", STANDING), ("reconcile", Said("RECONCILED")), ("prepare", Answer("RECONCILE", open=("PERSON",)))
+    )
+    store = Versioned(precondition=["e2", "e2"], query=[StillUnknown("no history", moved_on=True)], execute=[])
+    with pytest.raises(PersonRequired):
+        await go(port, store, on_approval="raise")
+    [reconcile] = port.of("reconcile")
+    assert (reconcile["finding"], reconcile["ground"]) == ("STILL_UNKNOWN", "MOVED_ON")
+    assert store.of("execute") == []
+
+
+async def test_a_kept_receipt_comes_back_although_the_downstream_cannot_be_reached() -> None:
+    port = ScriptedPort(("prepare", Answer("REPLAY", receipt=1)))
+    assert await go(port, Versioned(precondition=[ConnectionError("down")])) == 1
+
+
+async def test_nothing_is_prepared_where_the_precondition_could_not_be_read() -> None:
+    port = ScriptedPort(("prepare", InvalidRequest("precondition", "CONDITIONAL needs it")))
+    store = Versioned(precondition=[ConnectionError("down")], execute=[])
+    with pytest.raises(ConnectionError, match="down"):
+        await go(port, store)
+    assert store.of("execute") == []
+
+
+async def test_an_effect_bound_otherwise_is_prepared_without_the_precondition() -> None:
+    refused = InvalidRequest("precondition", "is for CONDITIONAL; this effect is NON_REPLAYABLE")
+    port = ScriptedPort(
+        ("prepare", refused), ("prepare", Answer("RECONCILE", open=("PERSON",), guarantee="NON_REPLAYABLE"))
+    )
+    with pytest.raises(PersonRequired):
+        await go(port, Versioned(precondition=["e0"], execute=[]), on_approval="raise")
+    assert [each["precondition"] for each in port.of("prepare")] == ["e0", None]
+
+
+# RESERVATION -------------------------------------------------------------------------------------
+
+RESERVE = Answer("EXECUTE", guarantee="RESERVATION")
+STORED = Answer("RECONCILE", open=("ASK",), guarantee="RESERVATION", reservation_id="r0")
+
+
+async def test_only_a_stored_reservation_is_confirmed() -> None:
+    order: list[str] = []
+
+    class Watching(ScriptedPort):
+        async def reserve(self, *arguments: Any, **more: Any) -> Any:
+            order.append("stored")
+            return await super().reserve(*arguments, **more)
+
+    async def confirms(call: Call) -> Happened:
+        order.append(f"confirmed {call.reservation_id}")
+        return Happened("booked")
+
+    port = Watching(("prepare", RESERVE), ("reserve", Said("RESERVED")), DONE)
+    hotel = Reserving(reserve=["r0"], confirm=[confirms])
+    assert await go(port, hotel) == "booked"
+    assert order == ["stored", "confirmed r0"]
+    assert port.of("reserve")[0]["reservation_id"] == "r0"
+
+
+@pytest.mark.parametrize("found", [Absent("REFUSED", "full"), ConnectionError("reset"), TimeoutError(), None, ""])
+async def test_what_could_not_be_reserved_is_absent(found: Any) -> None:
+    port = ScriptedPort(("prepare", RESERVE), ("settle", settled("ABSENT")))
+    hotel = Reserving(reserve=[found], confirm=[])
+    with pytest.raises(EffectAbsent):
+        await go(port, hotel)
+    assert hotel.of("confirm") == []
+
+
+async def test_a_reservation_that_was_refused_a_place_in_the_record_is_not_confirmed(pauses: Pauses) -> None:  # X07
+    hotel = Reserving(reserve=["r0"], confirm=[])
+    with pytest.raises(Fenced):
+        await go(ScriptedPort(("prepare", RESERVE), ("reserve", Said("FENCED", reason="GENERATION"))), hotel)
+    hotel = Reserving(reserve=["r0"], confirm=[])
+    port = ScriptedPort(("prepare", RESERVE), ("reserve", Unavailable("cut")))
+    leases = iter([60.0, 0.0])
+    port.lease = lambda: next(leases)
+    with pytest.raises(Unavailable):
+        await go(port, hotel)
+    assert hotel.of("confirm") == []
+
+
+async def test_a_stored_reservation_is_confirmed_by_the_successor_without_a_new_execution() -> None:
+    port = ScriptedPort(("prepare", STORED), ("reconcile", Said("RECONCILED")))
+    hotel = Reserving(query=[StillUnknown("held")], confirm=[Happened("booked")], reserve=[])
+    assert await go(port, hotel) == "booked"
+    assert hotel.of("confirm")[0].reservation_id == "r0"
+    assert hotel.of("reserve") == []
+
+
+async def test_none_stored_is_absent_at_once_and_reserved_anew() -> None:
+    none = Answer("RECONCILE", open=("ASK",), guarantee="RESERVATION")
+    port = ScriptedPort(
+        ("prepare", none), ("reconcile", Said("RECONCILED")), ("prepare", RESERVE), ("reserve", Said("RESERVED")), DONE
+    )
+    hotel = Reserving(query=[], reserve=["r1"], confirm=[Happened("booked")])
+    assert await go(port, hotel) == "booked"
+    assert port.of("reconcile")[0]["ground"] == "NO_RESERVATION"
+
+
+async def test_a_lapsed_reservation_is_absent_and_reserved_anew() -> None:
+    port = ScriptedPort(
+        ("prepare", STORED),
+        ("reconcile", Said("RECONCILED")),
+        ("prepare", RESERVE),
+        ("reserve", Said("RESERVED")),
+        DONE,
+    )
+    hotel = Reserving(query=[Gone("RESERVATION_LAPSED")], reserve=["r1"], confirm=[Happened("booked")])
+    assert await go(port, hotel) == "booked"
+    assert port.of("reconcile")[0]["ground"] == "RESERVATION_LAPSED"
+
+
+async def test_a_confirmation_that_was_refused_for_now_is_unknown_while_the_reservation_stands(pauses: Pauses) -> None:
+    port = ScriptedPort(
+        ("prepare", RESERVE),
+        ("reserve", Said("RESERVED")),
+        UNSURE,
+        ("prepare", STORED),
+        ("reconcile", Said("RECONCILED")),
+    )
+    hotel = Reserving(reserve=["r0"], confirm=[Absent("REFUSED", "refused"), Happened("booked")], query=[NotFound()])
+    assert await go(port, hotel) == "booked"
+    assert port.of("settle")[0]["finding"] == "UNKNOWN"
+
+
+# approvals ---------------------------------------------------------------------------------------
+
+WAITING = Answer("APPROVAL_REQUIRED", state="AWAITING_APPROVAL")
+
+
+@pytest.mark.parametrize("answer", [WAITING, Answer("RECONCILE", open=("PERSON",))], ids=["approval", "person"])
+async def test_what_only_a_person_can_decide_gives_the_task_back(answer: Answer) -> None:  # X22
+    port = ScriptedPort(("prepare", answer))
+    with pytest.raises(GivenBack):
+        await go(port, Scripted(execute=[]))
+    assert port.doors == ["prepare", "give_back"]
+
+
+async def test_approval_is_waited_for_where_asked() -> None:
+    port = ScriptedPort(("prepare", WAITING), ("prepare", WAITING), ("prepare", EXECUTE), DONE)
+    assert await go(port, Scripted(execute=[Happened(1)]), on_approval="wait") == 1
+
+
+async def test_waiting_for_approval_ends(pauses: Pauses) -> None:
+    script = [("prepare", WAITING)] * 100
+    port = ScriptedPort(*script)
+    with pytest.raises(ApprovalRequired):
+        await perform(port, Scripted(execute=[]), "slot", PAYLOAD, on_approval="wait", approval_wait=20.0)
+    assert sum(pauses) <= 20.0
+    assert len(pauses) < 20, "no hot loop"
+
+
+async def test_approval_raises_where_asked() -> None:
+    with pytest.raises(ApprovalRequired):
+        await go(ScriptedPort(("prepare", WAITING)), Scripted(execute=[]), on_approval="raise")
+
+
+# the rest ----------------------------------------------------------------------------------------
+
+
+async def test_a_transactional_effect_is_bound_and_not_called() -> None:
+    class Statement:
+        declaration = Declaration(name="sql", guarantee=Guarantee.TRANSACTIONAL)
+
+    port = ScriptedPort(("defer", "deferred"))
+    assert await go(port, Statement(), "UPDATE …") == "deferred"
+    assert port.of("defer")[0]["payload"] == "UPDATE …"
+
+
+async def test_a_payload_that_cannot_be_sent_is_refused_before_anything_is_prepared() -> None:
+    class Strict(Scripted):
+        async def bind(self, payload: Any) -> Any:
+            raise InvalidRequest("payload.to", "is missing")
+
+        async def same(self, bound: Any, payload: Any) -> bool:
+            return False
+
+    port = ScriptedPort()
+    with pytest.raises(InvalidRequest, match=r"payload\.to"):
+        await go(port, Strict(execute=[]))
+    assert port.asked == []
+
+
+async def test_the_declaration_that_counts_is_the_one_that_was_earned() -> None:
+    class Probed(Scripted):
+        async def earn(self) -> Declaration:
+            return Declaration(name="mail", guarantee=Guarantee.NON_REPLAYABLE)
+
+    port = ScriptedPort(("prepare", EXECUTE), DONE)
+    await go(port, Probed(execute=[Happened(1)]))
+    assert port.of("prepare")[0]["terms"].guarantee == "NON_REPLAYABLE"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"timeout": 0}, {"patience": -1}, {"on_conflict": "retry"}, {"on_approval": True}, {"timeout": float("nan")}],
+)
+async def test_options_that_mean_nothing_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=next(iter(wrong))):
+        await go(ScriptedPort(), Scripted(execute=[]), **wrong)
