@@ -32,8 +32,8 @@ class FaultyBackend:
     async def ask_many(self, commands: Any) -> list[Any]:
         return await asyncio.gather(*(self.ask(command) for command in commands), return_exceptions=True)
 
-    async def claim_next(self, command: Any, wait: float = 0.0) -> Any:
-        return await self._faults.meet(command, lambda: self._backend.claim_next(command, wait))
+    async def claim_next(self, command: Any, wait: float = 0.0, *, fresh: bool = False) -> Any:
+        return await self._faults.meet(command, lambda: self._backend.claim_next(command, wait, fresh=fresh))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)

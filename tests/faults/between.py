@@ -34,8 +34,8 @@ class Between:
     async def submit(self, command: Any) -> Any:
         return await self._rule(command, lambda: self._inner.submit(command))
 
-    async def claim_next(self, command: Any, wait: float = 0.0) -> Any:
-        return await self._rule(command, lambda: self._inner.claim_next(command, wait))
+    async def claim_next(self, command: Any, wait: float = 0.0, *, fresh: bool = False) -> Any:
+        return await self._rule(command, lambda: self._inner.claim_next(command, wait, fresh=fresh))
 
 
 async def client_behind(url: str, rule: Rule) -> Client:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 WRITES_TASKS = re.compile(rb"(UPDATE|INSERT INTO) fencepost\.task\b")
@@ -21,6 +21,7 @@ class Proxy:
         self.cut: str | None = None  # "before" or "after" the server makes the next write final
         self.cuts = 0
         self.statements: Counter[str] = Counter()  # executed, by what they are
+        self.name: Callable[[bytes], str] = _name  # what a statement is
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -79,7 +80,7 @@ class _Link:
 
     def _passes(self, sql: bytes) -> bool:
         writes = WRITES_TASKS.search(sql) is not None
-        self._proxy.statements["writes" if writes else _first_word(sql)] += 1
+        self._proxy.statements[self._proxy.name(sql)] += 1
         final = sql.startswith(b"COMMIT") if self._inside else writes
         if not final or self._proxy.cut is None:
             return True
@@ -105,7 +106,9 @@ async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     return head[:1], head + await reader.readexactly(int.from_bytes(head[1:]) - 4)
 
 
-def _first_word(sql: bytes) -> str:
+def _name(sql: bytes) -> str:
+    if WRITES_TASKS.search(sql) is not None:
+        return "writes"
     return sql.lstrip().partition(b" ")[0].decode().rstrip(";")
 
 

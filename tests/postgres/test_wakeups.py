@@ -37,13 +37,13 @@ async def next_claim(client: fencepost.Client, owner: str, **more: object) -> Cl
 
 async def test_a_new_task_wakes_one_process_of_many_and_soon(url: str, monkeypatch: pytest.MonkeyPatch) -> None:  # B42
     picked: list[int] = []
-    heard = wakeups.Listener._picked
+    heard = wakeups.Listener._heard
 
     def count(self: wakeups.Listener, *arguments: object) -> None:
-        picked.append(self._slot)
+        picked.append(self._here.slot)
         heard(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(wakeups.Listener, "_picked", count)
+    monkeypatch.setattr(wakeups.Listener, "_heard", count)
     submitter = await fencepost.connect(url)
     clients = [await fencepost.connect(url) for _ in range(6)]
     tasks = [asyncio.create_task(next_claim(client, f"w{n}")) for n, client in enumerate(clients) for _ in range(10)]

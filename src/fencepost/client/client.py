@@ -253,6 +253,23 @@ class Client(PeopleDoors):
         lease ran out are taken back in passing. Refused, in order: NOT_FOUND (pool), PROTOCOL, FENCED/EPOCH,
         ENDED, INTAKE_CLOSED.
         """
+        fresh = request_id is None
+        return await self._claim_next(owner, queues, kinds, pool, ttl, limit, wait, epoch, request_id, fresh)
+
+    async def _claim_next(
+        self,
+        owner: str,
+        queues: Sequence[str],
+        kinds: Sequence[str] | None,
+        pool: str,
+        ttl: float,
+        limit: int,
+        wait: float,
+        epoch: int | None,
+        request_id: str | None,
+        fresh: bool,
+    ) -> list[Claim] | Refused:
+        """`fresh`: nobody has asked with this request id before."""
         k.check_integer(limit, "limit", 1, k.MAX_BATCH)
         k.check_id(pool, "pool")
         if epoch is None:
@@ -267,7 +284,8 @@ class Client(PeopleDoors):
             ttl_us=r.ttl_us(ttl),
             attempt_ids=(new_attempt_id(),) if limit == 1 else tuple(new_attempt_id() for _ in range(limit)),
         )
-        return await self.backend.claim_next(command, k.check_seconds(wait, "wait") / 1_000_000 if wait else 0.0)
+        seconds = k.check_seconds(wait, "wait") / 1_000_000 if wait else 0.0
+        return await self.backend.claim_next(command, seconds, fresh=fresh)
 
     def hold(self, claim: Claim, *, ttl: float | None = None) -> AbstractAsyncContextManager[Attempt]:
         """`async with client.hold(claim) as attempt:` renews in the background and cancels the body when fenced.

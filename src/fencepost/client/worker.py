@@ -301,15 +301,18 @@ class Worker:
             await self._changed.wait()
 
     async def _claim_next(self, question: _Question, queues: list[str], wait: float) -> list[Claim] | Refused:
-        return await self._client.claim_next(
-            queues=queues,
-            kinds=self._works.kinds,
-            pool=self.pool,
-            owner=self.owner,
-            ttl=self._ttl,
-            limit=question.limit,
-            wait=wait,
-            request_id=question.request_id,
+        fresh, question.fresh = question.fresh, False
+        return await self._client._claim_next(
+            self.owner,
+            queues,
+            self._works.kinds,
+            self.pool,
+            self._ttl,
+            question.limit,
+            wait,
+            None,
+            question.request_id,
+            fresh,
         )
 
     async def _hand_back(self, question: _Question) -> None:
@@ -450,6 +453,7 @@ class _Question:
     def __init__(self, limit: int) -> None:
         self.request_id = new_id()
         self.limit = limit
+        self.fresh = True
         self.sent = clock.elapsed()
 
 

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
+from fencepost import clock
 from fencepost.errors import InvalidRequest, Unavailable
 from fencepost.kernel import commands as k
 from fencepost.kernel.kernel import Kernel
@@ -24,6 +25,7 @@ from fencepost.service.admission import admit
 from fencepost.service.batch import Operation, plan
 from fencepost.service.maintenance import Maintenance
 from fencepost.service.refusals import RefusalLog
+from fencepost.service.waiters import Question, Waiter
 from fencepost.service.wakeups import Wakeups
 from fencepost.stores.base import JoiningStore, Store
 from fencepost.wire import (
@@ -57,7 +59,7 @@ class Coordinator:
         self._closed = False
         self._refusals = RefusalLog(store)
         self._wakeups = Wakeups(store)
-        self._maintenance = Maintenance(self)
+        self._maintenance = Maintenance(self, self._wakeups)
         self._granted: dict[str, tuple[int, int]] = {}  # attempt id → (epoch, generation)
         self._background: set[asyncio.Future[Any]] = set()
 
@@ -124,19 +126,35 @@ class Coordinator:
             return answers.refused(answer, _DOOR_OF[type(command)], task_id)
         return answers.pending(answer)
 
-    async def claim_next(self, command: Any, wait: float = 0.0) -> list[Claim] | Refused:
-        found: list[Claim] | Refused = await self.ask(command)
-        if wait <= 0 or isinstance(found, Refused) or found:
-            return found
-        async with self._wakeups.waiter(command.pool, command.queues, command.kinds, wait) as waiter:
+    async def claim_next(self, command: Any, wait: float = 0.0, *, fresh: bool = False) -> list[Claim] | Refused:
+        if wait <= 0:
+            return await self.ask(command)  # type: ignore[no-any-return]
+        admit(command, self.store_id)
+        question = Question(command.pool, command.queues, command.kinds, command.epoch, command.protocol)
+        async with self._wakeups.waiter(question, wait, len(command.attempt_ids)) as waiter:
+            # In line before it looks, so that what comes in between is not slept through. A question that was asked
+            # before may have been granted something already, whatever others found.
+            look = not (fresh and self._wakeups.knows_nothing_is_there(waiter))
             while True:
-                # Asked again after registering, so that what came in between is not slept through.
-                found = await self.ask(command)
-                if isinstance(found, Refused) or found:
-                    waiter.pass_on()  # where there was one there may be more
-                    return found
-                if not await waiter.woken():
-                    return []
+                if look:
+                    found = await self._look(command, waiter)
+                    if isinstance(found, Refused) or found:
+                        return found
+                look = await waiter.woken()
+                if not look:
+                    if await self._wakeups.found_nothing_since(waiter):
+                        return []
+                    return await self._look(command, waiter)
+
+    async def _look(self, command: Any, waiter: Waiter) -> list[Claim] | Refused:
+        began = clock.elapsed()
+        operation = self._queue(command)
+        await operation.future
+        found: list[Claim] | Refused = self._answer(operation)
+        refused = isinstance(found, Refused)
+        pool = operation.snapshot.pools.get(command.pool) if operation.snapshot is not None else None
+        waiter.found(refused or bool(found), began, None if refused or pool is None else pool.state_version)
+        return found
 
     def _answer(self, operation: Operation) -> Any:
         decision = operation.decision
@@ -199,7 +217,7 @@ class Coordinator:
         """What follows a decision outside its transaction: wake-ups, the refusals' journal, alarms."""
         answer = decision.answer
         writes = decision.writes
-        if writes is not None and self._wakeups.anybody:
+        if writes is not None:
             for write in writes.tasks:
                 if write.task.state == READY:
                     self._wakeups.ready(write.task)
@@ -300,7 +318,7 @@ class Coordinator:
         found = await queries.result(self.store, task_id)
         if not wait or isinstance(found, Result) or found.outcome == "NOT_FOUND":
             return found
-        async with self._wakeups.waiter(None, (), None, wait) as waiter:
+        async with self._wakeups.waiter(None, wait) as waiter:
             while True:
                 if self._closed:
                     raise Unavailable("this client is closed")

@@ -1,17 +1,20 @@
 """The loop that takes back lapsed claims and prunes: in every worker host, safe in any number.
 
 It holds no claim and no lock. It scans for what may have lapsed and asks the `expire` door with the
-version it saw; whoever is first wins, the others are told CONFLICT and nothing happens twice.
+version it saw; whoever is first wins, the others are told CONFLICT and nothing happens twice. Where
+the process glances at the store anyway (see wakeups), it scans only when a glance has seen a lease end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from fencepost.clock import elapsed
 from fencepost.errors import StoreRefused, Unavailable
 from fencepost.kernel import commands as k
 from fencepost.kernel.outcomes import Outcome
@@ -22,6 +25,7 @@ from fencepost.wire import new_id
 
 if TYPE_CHECKING:
     from fencepost.service.coordinator import Coordinator
+    from fencepost.service.wakeups import Wakeups
 
 logger = logging.getLogger("fencepost.maintenance")
 EXPIRE_BATCH = 500
@@ -30,9 +34,12 @@ PRUNE_EVERY = 60.0
 
 
 class Maintenance:
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, wakeups: Wakeups) -> None:
         self._coordinator = coordinator
+        self._wakeups = wakeups
         self._task: asyncio.Task[None] | None = None
+        self._lapsed: list[Pool] = []  # where a glance has seen leases that ended
+        self._seen = asyncio.Event()
 
     def start(self, interval: float) -> None:
         if self._task is None:
@@ -45,16 +52,22 @@ class Maintenance:
             self._task = None
 
     async def _loop(self, interval: float) -> None:
-        since_prune = 0.0
+        told = self._wakeups.watch_lapses(self._note)
         may_prune = True
-        interval *= self._coordinator.store.capabilities.look_every
+        prune_at = elapsed() + PRUNE_EVERY * (0.8 + random.random() * 0.4)
         while True:
-            await asyncio.sleep(interval * (0.8 + random.random() * 0.4))
-            since_prune += interval
+            if told:
+                await self._told_or(prune_at)
+            else:
+                await asyncio.sleep(interval * (0.8 + random.random() * 0.4))
             try:
-                await self.round()
-                if since_prune >= PRUNE_EVERY and may_prune:
-                    since_prune = 0.0
+                if told:
+                    lapsed, self._lapsed = self._lapsed, []
+                    await self._round(lapsed)
+                else:
+                    await self.round()
+                if elapsed() >= prune_at and may_prune:
+                    prune_at = elapsed() + PRUNE_EVERY
                     try:
                         await self.prune()
                     except StoreRefused as error:
@@ -63,10 +76,23 @@ class Maintenance:
             except Unavailable as error:
                 logger.warning("maintenance could not reach the store, tries again: %s", error)
 
+    def _note(self, lapsed: list[Pool]) -> None:
+        self._lapsed = lapsed
+        self._seen.set()
+
+    async def _told_or(self, until: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(until - elapsed(), 1.0)):
+                await self._seen.wait()
+        self._seen.clear()
+
     async def round(self) -> dict[str, int]:
         """Expire what has lapsed, in every pool. How many claims were taken back, and how many of them parked."""
+        return await self._round(await self._coordinator.store.pools())
+
+    async def _round(self, pools: list[Pool]) -> dict[str, int]:
         expired = parked = 0
-        for pool in await self._coordinator.store.pools():
+        for pool in pools:
             while True:
                 lapsed: list[Task] = await self._coordinator.store.run(_scan(pool))
                 if not lapsed:

@@ -91,7 +91,7 @@ class StoreCapabilities(msgspec.Struct, frozen=True):
     shared: bool  # several processes may open it at once
     loses_swaps: bool  # Apply may answer False although the plan loaded just before
     hints: bool = False  # `subscribe` calls back when something became ready, whoever made it so
-    look_every: float = 1.0  # seconds between looks of an idle process at tasks: each costs the store a few statements
+    look_every: float = 1.0  # seconds between looks of an idle process at tasks, or with `hints` between its glances
     joins: bool = False  # `run_on` runs a plan inside a caller's own transaction
     statements: bool = False  # executes `WriteSet.statements`, in the same transaction
 
@@ -221,15 +221,35 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
+class Glance(msgspec.Struct):
+    """What an idle process wants to know, read at once. Times are microseconds of the store's clock.
+
+    It is an offer, as a scan is: nothing is granted or refused on it.
+    """
+
+    now: int
+    versions: dict[str, int]  # of every pool: its state version
+    lapses: dict[str, int]  # of every pool that has claims: when the first of their leases ends, 0 under an old epoch
+    ready: list[int | None]  # for each lane asked about: when its first READY task is due, None without one
+
+
 class HintingStore(Store, Protocol):
     """A store whose capabilities say `hints`."""
+
+    async def glance(self, lanes: Sequence[tuple[str, tuple[str, ...], tuple[str, ...] | None]]) -> Glance:
+        """One statement, for whoever waits: see `Glance`. A lane is a pool, queues, and kinds (None: any)."""
+
+    def hears_since(self) -> float | None:
+        """Since when, by `clock.elapsed`, whoever makes a task ready hints here or at somebody else who waits; None
+        where nobody does: nothing is said to this process then, and it must look by itself."""
 
     def subscribe(
         self, changed: Callable[[], None], ready: Callable[[str, str, str], bool], anybody: Callable[[], bool]
     ) -> None:
         """Call `ready`, on the store's event loop, with the pool, queue and kind of a task that became ready, whoever
-        made it so; it answers whether anybody here wanted it. Call `changed` where anything may be ready. Hints: they
-        may come for nothing, and may be lost. `anybody` answers whether anybody waits here at all."""
+        made it so, this process too; it answers whether anybody here wanted it: then nobody else hears of it soon.
+        Call `changed` where anything may be ready. Hints: they may come for nothing, and may be lost. `anybody`
+        answers whether anybody waits here at all."""
 
     def listen(self) -> None:
         """Somebody waits: hear what other processes say from now on."""

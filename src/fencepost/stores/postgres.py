@@ -18,10 +18,11 @@ import asyncpg
 from fencepost.errors import InTheWay, StoreRefused
 from fencepost.kernel.records import READY, LogEntry, Pool, ResultCommit, Task
 from fencepost.kernel.writes import Keys, Snapshot, WriteSet
+from fencepost.stores import postgres_glance as glancing
 from fencepost.stores import postgres_migrations as migrations
 from fencepost.stores import postgres_prune as pruning
 from fencepost.stores import postgres_views as views
-from fencepost.stores.base import Apply, Load, Numbered, Plan, Scan, StoreCapabilities, TaskFilter, TaskHistory
+from fencepost.stores.base import Apply, Glance, Load, Numbered, Plan, Scan, StoreCapabilities, TaskFilter, TaskHistory
 from fencepost.stores.postgres_apply import WRITTEN_POOLS, apply_any, apply_log
 from fencepost.stores.postgres_connections import (
     BROKEN,
@@ -39,7 +40,7 @@ from fencepost.stores.postgres_joined import run_joined
 from fencepost.stores.postgres_load import CLOCK, Reading
 from fencepost.stores.postgres_scan import Scanner
 from fencepost.stores.postgres_swift import MOST_GROUPS, Group, apply_swift, sort
-from fencepost.stores.postgres_wakeups import Listener, Notifier, Subscriber
+from fencepost.stores.postgres_wakeups import Here, Listener, Notifier, Subscriber
 from fencepost.stores.schema import Migration, MigrationState
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ class PostgresStore:
     own, and so does a forked child."""
 
     capabilities = StoreCapabilities(
-        durable=True, shared=True, loses_swaps=True, hints=True, look_every=6.0, joins=True
+        durable=True, shared=True, loses_swaps=True, hints=True, look_every=2.0, joins=True
     )
     # Through a pooler nobody can listen.
     unheard = StoreCapabilities(durable=True, shared=True, loses_swaps=True, hints=True, look_every=1.0, joins=True)
@@ -73,8 +74,10 @@ class PostgresStore:
         self.swaps_lost = 0
         self._plans = Connections(dsn, settings, settings.pool_size, keyed=True, name="fencepost")
         self._views = Connections(dsn, settings, 2, keyed=False, name="fencepost views")
-        self._notifier = Notifier(self._views)
-        self._listener = Listener(self._views, settings, self._notifier)
+        self._here = Here()
+        self._notifier = Notifier(self._views, settings, self._here)
+        self._listener = Listener(self._views, settings, self._here, self._notifier)
+        self._glance = glancing.statement(clock)
 
     @classmethod
     async def open(
@@ -295,11 +298,17 @@ class PostgresStore:
     def subscribe(
         self, changed: Callable[[], None], ready: Callable[[str, str, str], bool], anybody: Callable[[], bool]
     ) -> None:
-        self._listener.subscribe(Subscriber(changed, ready, anybody))
+        self._here.subscribers.append(Subscriber(changed, ready, anybody))
 
     def listen(self) -> None:
         """Somebody waits: hear what other processes say from now on."""
         self._listener.start()
+
+    def hears_since(self) -> float | None:
+        return self._listener.since
+
+    async def glance(self, lanes: Sequence[glancing.Lane]) -> Glance:
+        return await self._on(self._plans, glancing.glance, self._glance, lanes)
 
     async def clock(self) -> int:
         return await self._read(self._reading.now)
