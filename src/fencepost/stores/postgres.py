@@ -16,13 +16,24 @@ from typing import Any, TypeVar
 import asyncpg
 
 from fencepost.errors import InTheWay, StoreRefused
-from fencepost.kernel.records import READY, LogEntry, Pool, ResultCommit, Task
+from fencepost.kernel.records import READY, Content, Effect, LogEntry, Pool, ResultCommit, Task
 from fencepost.kernel.writes import Keys, Snapshot, WriteSet
 from fencepost.stores import postgres_glance as glancing
 from fencepost.stores import postgres_migrations as migrations
 from fencepost.stores import postgres_prune as pruning
 from fencepost.stores import postgres_views as views
-from fencepost.stores.base import Apply, Glance, Load, Numbered, Plan, Scan, StoreCapabilities, TaskFilter, TaskHistory
+from fencepost.stores.base import (
+    Apply,
+    EffectFilter,
+    Glance,
+    Load,
+    Numbered,
+    Plan,
+    Scan,
+    StoreCapabilities,
+    TaskFilter,
+    TaskHistory,
+)
 from fencepost.stores.postgres_apply import WRITTEN_POOLS, apply_any, apply_log
 from fencepost.stores.postgres_connections import (
     BROKEN,
@@ -37,8 +48,9 @@ from fencepost.stores.postgres_connections import (
 from fencepost.stores.postgres_feed import Feed
 from fencepost.stores.postgres_guesses import Guesses
 from fencepost.stores.postgres_joined import run_joined
-from fencepost.stores.postgres_load import CLOCK, Reading
+from fencepost.stores.postgres_load import CLOCK, Reading, payloads
 from fencepost.stores.postgres_scan import Scanner
+from fencepost.stores.postgres_statements import CLEAR
 from fencepost.stores.postgres_swift import MOST_GROUPS, Group, apply_swift, sort
 from fencepost.stores.postgres_wakeups import Here, Listener, Notifier, Subscriber
 from fencepost.stores.schema import Migration, MigrationState
@@ -53,10 +65,12 @@ class PostgresStore:
     own, and so does a forked child."""
 
     capabilities = StoreCapabilities(
-        durable=True, shared=True, loses_swaps=True, hints=True, look_every=2.0, joins=True
+        durable=True, shared=True, loses_swaps=True, hints=True, look_every=2.0, joins=True, statements=True
     )
     # Through a pooler nobody can listen.
-    unheard = StoreCapabilities(durable=True, shared=True, loses_swaps=True, hints=True, look_every=1.0, joins=True)
+    unheard = StoreCapabilities(
+        durable=True, shared=True, loses_swaps=True, hints=True, look_every=1.0, joins=True, statements=True
+    )
 
     def __init__(self, url: str, dsn: str, settings: Settings, clock: str) -> None:
         self.url = url
@@ -74,6 +88,8 @@ class PostgresStore:
         self.swaps_lost = 0
         self._plans = Connections(dsn, settings, settings.pool_size, keyed=True, name="fencepost")
         self._views = Connections(dsn, settings, 2, keyed=False, name="fencepost views")
+        # What a commit brings along is planned as its author's own connection would, and leaves no setting to others.
+        self._apart = Connections(dsn, settings, 2, keyed=False, name="fencepost statements")
         self._here = Here()
         self._notifier = Notifier(self._views, settings, self._here)
         self._listener = Listener(self._views, settings, self._here, self._notifier)
@@ -121,6 +137,7 @@ class PostgresStore:
         await self._notifier.close()
         await self._listener.close()
         await self._plans.close()
+        await self._apart.close()
         await self._views.close()
 
     # plans --------------------------------------------------------------------------------------
@@ -197,6 +214,8 @@ class PostgresStore:
             return []
         groups: list[Group] = []
         others: Sequence[WriteSet] = sets
+        if any("statements" in writes.made for writes in sets):
+            return await self._apply_with_statements(sets, log)
         if not any(writes.pool_write is not None for writes in sets):  # which the sets after it are compared with
             groups, others = sort(sets)
         won: set[int] = set()
@@ -216,7 +235,16 @@ class PostgresStore:
             won.update(id(writes) for writes, stands in zip(others, standing, strict=True) if stands)
         elif log:
             await self._again(con, apply_log, log, base)
-        answer = [id(writes) in won for writes in sets]
+        return self._applied(sets, [id(writes) in won for writes in sets])
+
+    async def _apply_with_statements(self, sets: Sequence[WriteSet], log: Sequence[LogEntry]) -> list[bool]:
+        """All of `sets` in one transaction, on a connection that is for this alone."""
+        async with self._apart.use() as con:
+            if not self.settings.pgbouncer:  # where it would be another's server connection, and is not ours to clear
+                await con.execute(CLEAR)
+            return self._applied(sets, await self._again(con, apply_any, sets, log, self._feed.base, self._lock_pools))
+
+    def _applied(self, sets: Sequence[WriteSet], answer: list[bool]) -> list[bool]:
         self._guesses.applied(sets, answer)
         self._count(sets, answer)
         for writes, stands in zip(sets, answer, strict=True):
@@ -330,6 +358,15 @@ class PostgresStore:
 
     async def result(self, task_id: str) -> ResultCommit | None:
         return await self._read(views.result, task_id)
+
+    async def effects(self, where: EffectFilter, after: tuple[str, int] | None, limit: int) -> list[Effect]:
+        return await self._read(views.effects, where, after, limit)
+
+    async def payloads(self, keys: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Content]:
+        return await self._read(payloads, keys)
+
+    async def unknown_backlog(self) -> list[tuple[str, str, int, int, int]]:
+        return await self._read(views.unknown_backlog)
 
     async def events(
         self, after: int, limit: int, *, task_id: str | None = None, pool: str | None = None, names: Sequence[str] = ()

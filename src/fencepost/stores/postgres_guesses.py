@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fencepost.clock import elapsed, to_us
-from fencepost.kernel.records import CLAIMED, Pool, Task
-from fencepost.kernel.writes import Keys, Snapshot, WriteSet
+from fencepost.kernel.records import CLAIMED, Effect, Pool, Task
+from fencepost.kernel.writes import Keys, Snapshot, TaskWrite, WriteSet
 
 MOST_TASKS = 20_000
 # How long, in seconds, the clock is carried on without an answer from the server.
 LONGEST = 1.0
+# What is never known here.
+_BESIDE = ("results", "staged", "inputs", "checkpoints", "children", "parents", "starts", "payloads")
 
 
 class Guesses:
     def __init__(self) -> None:
         self._tasks: dict[str, Task] = {}  # that were claimed through this process; the oldest first
+        self._effects: dict[str, list[Effect]] = {}  # all that such a task has, as they stand in its record's version
         self._pools: dict[str, Pool] = {}
         self._now: int | None = None
         self._at = 0.0
@@ -29,6 +32,8 @@ class Guesses:
     def fill(self, keys: Keys, into: Snapshot) -> bool:
         """Answer a Load from here. False, with nothing filled in, where something is not known here."""
         gone = elapsed() - self._at
+        if keys.effects and self._only_effects(keys):
+            return self._fill_effects(keys, into)
         if self._now is None or gone > LONGEST or not keys.pools or (keys.requests and not self.plenty):
             return False
         if (
@@ -39,6 +44,8 @@ class Guesses:
             or keys.children
             or keys.parents
             or keys.starts
+            or keys.effects
+            or keys.payloads
         ):
             return False
         tasks, pools = self._tasks, self._pools
@@ -51,6 +58,36 @@ class Guesses:
         into.now = self._now + to_us(gone)
         into.guessed = True
         return True
+
+    def _only_effects(self, keys: Keys) -> bool:
+        return not (keys.tasks or keys.pools or keys.requests or any(getattr(keys, name) for name in _BESIDE))
+
+    def _fill_effects(self, keys: Keys, into: Snapshot) -> bool:
+        """Of tasks whose records were filled in before, or read: in the very version that is known here."""
+        effects, tasks = self._effects, self._tasks
+        for task_id in keys.effects:
+            known, seen = tasks.get(task_id), into.tasks.get(task_id)
+            if known is None or seen is None or known.state_version != seen.state_version or task_id not in effects:
+                return False
+        for task_id in keys.effects:
+            into.effects[task_id] = effects[task_id]
+        into.guessed = True
+        return True
+
+    def _changed(self, writes: WriteSet, before: Task | None, write: TaskWrite) -> None:
+        """What is known of a task's effects after `write`: no more than was known of them in the version before."""
+        task = write.task
+        known: list[Effect] | None = None
+        if before is not None and before.state_version == write.expected_version:
+            known = self._effects.get(task.task_id) if before.effects else []
+        if known is not None and "effects" in writes.made:
+            merged = {effect.number: effect for effect in known}
+            merged.update((effect.number, effect) for effect in writes.effects if effect.task_id == task.task_id)
+            known = [merged[number] for number in sorted(merged)]
+        if known is None or len(known) != task.effects:
+            self._effects.pop(task.task_id, None)
+        else:
+            self._effects[task.task_id] = known
 
     def now(self) -> int:
         """The store's clock, as far as it is known here."""
@@ -69,20 +106,28 @@ class Guesses:
                 for write in writes.tasks:
                     task = write.task
                     if task.state == CLAIMED and write.family != "compare":
+                        if task.effects:
+                            self._changed(writes, tasks.get(task.task_id), write)
                         tasks[task.task_id] = task
                     else:
-                        tasks.pop(task.task_id, None)
+                        self._drop(task.task_id)
                 if writes.pool_write is not None:
                     self._pools.pop(writes.pool_write[1].name, None)
             else:
                 for write in writes.tasks:
-                    tasks.pop(write.task.task_id, None)
+                    self._drop(write.task.task_id)
                 self._pools.pop(writes.pool, None)
         if len(tasks) > MOST_TASKS:
             for task_id in list(tasks)[: MOST_TASKS // 2]:
-                del tasks[task_id]
+                self._drop(task_id)
+
+    def _drop(self, task_id: str) -> None:
+        task = self._tasks.pop(task_id, None)
+        if task is not None and task.effects:
+            self._effects.pop(task_id, None)
 
     def forget(self) -> None:
         self._tasks.clear()
+        self._effects.clear()
         self._pools.clear()
         self._now = None

@@ -23,6 +23,9 @@ from fencepost.stores import codec
 from fencepost.stores.postgres_callers import Caller
 from fencepost.stores.postgres_connections import BROKEN, LOST_AGAINST_OTHERS, Connection
 
+# What the statement before may have left on the connection.
+CLEAR = "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; DISCARD TEMP; SELECT pg_advisory_unlock_all()"
+
 _NAME = "fencepost_statement"
 
 _COUNTED = ("numscans", "tuples_returned", "tuples_fetched", "tuples_inserted", "tuples_updated", "tuples_deleted")

@@ -1,5 +1,5 @@
-"""The fast way through Apply: claims, renewals, checkpoints and commits of one task each, and claims of many tasks, as
-one autocommit statement.
+"""The fast way through Apply: claims, renewals, checkpoints, commits and effects of one task each, and claims of many
+tasks, as one autocommit statement.
 
 Sets of one shape, decided at one time on one pool's record, are a group. What all of a group have in common travels
 once, what differs as one array a column, and what the journal and the result repeat of the task is taken from the
@@ -19,6 +19,7 @@ import msgspec
 from fencepost.kernel.records import Event, LogEntry, Task
 from fencepost.kernel.writes import WriteSet
 from fencepost.stores import codec
+from fencepost.stores import postgres_swift_effects as effects
 from fencepost.stores.postgres_apply import EVENTS, FREE_LOG, LOG, locked_pools, log_statement, numbering, settle
 from fencepost.stores.postgres_connections import Connection
 from fencepost.stores.postgres_rows import Arrays, listed, type_of
@@ -62,11 +63,16 @@ _END = ("state", "lease_expires_at", "end")
 COMMIT = Shape("commit", {"results", "discard_rivals"}, _END, ("result_commit_id",))
 # With what the attempt has used, which a worker's commit says.
 COMMIT_USED = Shape("commit", {"results", "discard_rivals", "log"}, _END, ("result_commit_id",))
-SHAPES = (CLAIM, CLAIM_MANY, RENEW, CHECKPOINT, COMMIT, COMMIT_USED)
+# One effect of a task: its first prepare; what became of it; and the same under a request id of its own.
+EFFECT_NEW = Shape("effect", {"effects", "payloads"}, (), ("effects",))
+EFFECT_MOVED = Shape("effect", {"effects"}, (), ("effects",))
+EFFECT_SAID = Shape("effect", {"effects", "requests"}, (), ("effects",), "attempt_id")
+SHAPES = (CLAIM, CLAIM_MANY, RENEW, CHECKPOINT, COMMIT, COMMIT_USED, EFFECT_NEW, EFFECT_MOVED, EFFECT_SAID)
 
 _OF_USAGE = ("attempt", "used")
 _OF_RESULT = ("result_digest", "commit_digest", "data", "content_digest")
-_OF_CHECKPOINT = ("data", "digest")
+# What comes with a request.
+_BESIDE = {CHECKPOINT: ("data", "digest"), EFFECT_SAID: effects.MOVED}
 # What is read off the updated task for the journal and the result.
 _TOLD = (
     "task_id",
@@ -125,6 +131,8 @@ def _place(writes: WriteSet, groups: dict[tuple[Any, ...], Group]) -> bool:
         shape = COMMIT_USED if "log" in made else COMMIT
     elif family == "renew":
         shape = CHECKPOINT if "checkpoints" in made else RENEW
+    elif family == "effect":
+        shape = EFFECT_NEW if "payloads" in made else EFFECT_SAID if "requests" in made else EFFECT_MOVED
     else:
         return False
     version = write.expected_version + 1
@@ -137,8 +145,8 @@ def _place(writes: WriteSet, groups: dict[tuple[Any, ...], Group]) -> bool:
     ):
         return False
     detail = None if event.detail is None else _encode(event.detail).decode()
-    more: tuple[Any, ...]
-    own: tuple[Any, ...]
+    more: tuple[Any, ...] = ()
+    own: tuple[Any, ...] = ()
     if family == "commit":
         result = writes.results[0]
         if (
@@ -167,7 +175,7 @@ def _place(writes: WriteSet, groups: dict[tuple[Any, ...], Group]) -> bool:
             more = (*more, codec.json_text(result.parents))
         if used is not None:
             more = (*more, used.attempt, None if used.detail is None else _encode(used.detail).decode())
-    else:
+    elif "requests" in made:
         request = writes.requests[0]
         if (
             len(writes.requests) != 1
@@ -176,7 +184,7 @@ def _place(writes: WriteSet, groups: dict[tuple[Any, ...], Group]) -> bool:
             or request.owner != (task.owner_id if shape is CLAIM else task.attempt_id)
         ):
             return False
-        more, own = (request.request_id, _encode(request.answer).decode()), ()
+        more = (request.request_id, _encode(request.answer).decode())
         if shape is CHECKPOINT:
             found = writes.checkpoints[0]
             expected = (*event_key(task), task.checkpoint_number)
@@ -186,6 +194,11 @@ def _place(writes: WriteSet, groups: dict[tuple[Any, ...], Group]) -> bool:
                 return False
             own = (int(found.content.binary),)
             more = (*more, found.content.data, found.content.digest)
+    if family == "effect":
+        placed = (effects.place_new if shape is EFFECT_NEW else effects.place_moved)(writes, task, event)
+        if placed is None:
+            return False
+        own, more = placed[0], (*more, *placed[1])
     key = (
         shape,
         writes.pool,
@@ -288,8 +301,10 @@ def _parts(group: Group, number: int, arrays: Arrays) -> list[str]:
         extra = []
     elif committing:
         extra = [*_OF_RESULT, *(("parents",) if own[0] else ()), *(_OF_USAGE if shape is COMMIT_USED else ())]
+    elif shape is EFFECT_NEW or shape is EFFECT_MOVED:
+        extra = [*(effects.NEW if shape is EFFECT_NEW else effects.MOVED)]
     else:
-        extra = ["request_id", "answer", *(_OF_CHECKPOINT if shape is CHECKPOINT else ())]
+        extra = ["request_id", "answer", *_BESIDE.get(shape, ())]
     names += extra
     changes = [f'"{column}" = v."{column}"' for column in shape.varying]
     changes += (
@@ -300,8 +315,9 @@ def _parts(group: Group, number: int, arrays: Arrays) -> list[str]:
     door_ = arrays.one(door, "text")
     source = f"{arrays.unnest(names, group.rows)} WITH ORDINALITY v({listed(names)}, place)"
     stands = "t.task_id = v.task_id AND t.state_version = v.expected"
+    pool_ = arrays.one(pool, "text")
     judged = (
-        f"EXISTS (SELECT 1 FROM p WHERE p.name = {arrays.one(pool, 'text')} AND p.epoch = {arrays.one(epoch, 'int8')} "
+        f"EXISTS (SELECT 1 FROM p WHERE p.name = {pool_} AND p.epoch = {arrays.one(epoch, 'int8')} "
         f"AND p.state_version = coalesce({arrays.one(pool_version, 'int8')}, p.state_version))"
     )
     parts: list[str] = []
@@ -337,7 +353,7 @@ def _parts(group: Group, number: int, arrays: Arrays) -> list[str]:
         kind, log_door, outcome = (arrays.one(value, "text") for value in own[2:])
         parts.append(
             f"l{number} AS (INSERT INTO fencepost.log (number, {listed(codec.LOG_COLUMNS)}) "
-            f"SELECT n.base + {LOG + number * _RANGE} + u.place, {kind}, {at_}, {arrays.one(pool, 'text')}, u.task_id, "
+            f"SELECT n.base + {LOG + number * _RANGE} + u.place, {kind}, {at_}, {pool_}, u.task_id, "
             f"{log_door}, {outcome}, NULL, u.attempt, u.claim_generation, u.used, 1 FROM n, {u} u)"
         )
     if many:
@@ -346,12 +362,16 @@ def _parts(group: Group, number: int, arrays: Arrays) -> list[str]:
             f"q{number} AS (INSERT INTO fencepost.request ({listed(codec.REQUEST_COLUMNS)}) "
             f"SELECT {request_id}, {owner}, {door_}, {at_}, {answer} FROM {u} u WHERE u.place = 1)"
         )
-    elif not committing:
+    elif "requests" in shape.made:
         # No ON CONFLICT: an id that was used in the meantime fails the batch, and the other way sorts it out.
         parts.append(
             f"q{number} AS (INSERT INTO fencepost.request ({listed(codec.REQUEST_COLUMNS)}) SELECT "
             f'u.request_id, u."{shape.speaker}", {door_}, {at_}, u.answer FROM {u} u)'
         )
+    if shape is EFFECT_NEW:
+        parts += effects.insert_new(number, u, at_, pool_, own, arrays)
+    elif shape.family == "effect":
+        parts += effects.update_moved(number, u, at_, own, arrays)
     if shape is CHECKPOINT:
         columns = codec.CHECKPOINT_COLUMNS
         parts.append(
