@@ -99,6 +99,18 @@ class Inconsistent(FencepostError):
     code = "INCONSISTENT"
 
 
+class GiveBack(BaseException):
+    """Stops a handler whose next step is a person's: the worker gives the task back until one has decided.
+
+    A `BaseException`, as `Fenced` is and for the same reason.
+    """
+
+    def __init__(self, effect_id: str, why: str) -> None:
+        self.effect_id = effect_id
+        self.why = why
+        super().__init__(f"effect {effect_id[:12]}: {why}")
+
+
 class Fenced(BaseException):
     """Stops a handler whose claim no longer counts: its lease is not trusted any more, or a door refused it.
 

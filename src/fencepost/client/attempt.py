@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import msgspec
 
 from fencepost import clock
+from fencepost.client.effect_port import AttemptPort
 from fencepost.client.renewal import Lease, Loss, Terms
 from fencepost.client.requests import presented
-from fencepost.errors import Fenced, InvalidRequest, Unavailable
+from fencepost.effects.performing import APPROVAL_WAIT, PATIENCE, TIMEOUT, OnApproval, OnConflict, perform
+from fencepost.errors import Fenced, GiveBack, InvalidRequest, Unavailable
 from fencepost.kernel.commands import MAX_USAGE_KEYS, check_usage
 from fencepost.wire import Claim, Done, Outcome, Refused, new_id
 
@@ -71,6 +73,7 @@ class Attempt:
         self._in_order = asyncio.Lock()
         self._usage: dict[str, float] = {}
         self._counting = threading.Lock()
+        self._port: AttemptPort | None = None
 
     def __repr__(self) -> str:
         return f"<Attempt {self.claim.generation} of task {self.claim.task_id!r}, {self.remaining():.1f} s trusted>"
@@ -149,6 +152,47 @@ class Attempt:
             self._refused(answer)
         return answer
 
+    async def effect(
+        self,
+        slot: str,
+        payload: Any,
+        *,
+        using: Any,
+        node_id: str | None = None,
+        timeout: float = TIMEOUT,
+        patience: float = PATIENCE,
+        on_conflict: OnConflict = "raise",
+        on_approval: OnApproval = "release",
+        approval_wait: float = APPROVAL_WAIT,
+    ) -> Any:
+        """One side effect on the outside world, in `slot`: prepare, call, settle. The receipt of the call made now, or
+        the kept one of a call that an earlier attempt made.
+
+        `using` is the downstream. `timeout` bounds one call, `patience` all waiting besides, both in seconds. Where an
+        earlier attempt's outcome is unknown it is asked for first, under the same key. `on_conflict`: the slot is bound
+        to another payload; "raise" PayloadConflict, or "adopt": finish what was bound and return its receipt.
+        `on_approval`: only a person can lead on; "release" gives the task back until one has decided, "wait" waits
+        `approval_wait` seconds, "raise" raises ApprovalRequired or PersonRequired.
+
+        With `fencepost.effects.sql` it returns Deferred at once: the statement is executed inside the commit.
+        See `fencepost.effects.performing.perform` for what is raised, in order. A second effect needs a second slot.
+        """
+        self.check()
+        if self._port is None:
+            self._port = AttemptPort(self._client, self.claim, self.remaining)
+        return await perform(
+            self._port,
+            using,
+            slot,
+            payload,
+            node_id=node_id,
+            timeout=timeout,
+            patience=patience,
+            on_conflict=on_conflict,
+            on_approval=on_approval,
+            approval_wait=approval_wait,
+        )
+
     def _refused(self, answer: Refused) -> NoReturn:
         reason = f"{answer.outcome.value}/{answer.reason}" if answer.reason else answer.outcome.value
         if self._lease.lost is None and answer.outcome != Outcome.ENDED:
@@ -189,6 +233,10 @@ class SyncAttempt:
     def stage(self, content: Any) -> str:
         """As `Attempt.stage`."""
         return self._wait(self._attempt.stage(content))
+
+    def effect(self, slot: str, payload: Any, *, using: Any, **how: Any) -> Any:
+        """As `Attempt.effect`."""
+        return self._wait(self._attempt.effect(slot, payload, using=using, **how))
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return call_from_thread(coroutine, self._loop)
@@ -281,8 +329,10 @@ class hold:  # noqa: N801 - reads as a block: `async with hold(client, claim)`
         self._renewal.give_up(lease)
         if self._client.leases.get(self._claim.attempt_id) is lease:
             del self._client.leases[self._claim.attempt_id]
+        self._client.deferred.pop(self._claim.attempt_id, None)
         if lease.lost is None and lease.ended is None:
-            await self._leave("release", lambda: self._client.release(self._claim))
+            wait = isinstance(error, GiveBack)
+            await self._leave("release", lambda: self._client.release(self._claim, wait=wait))
         spent = self._attempt.spent()
         if spent:
             await self._leave("report the usage of", lambda: self._client.usage(self._claim, request_id=None, **spent))

@@ -69,10 +69,16 @@ class PeopleDoors:
         input: Any,
         *,
         expected_revision: int | None = None,
+        accept_effects: bool = False,
         who: str = "",
         request_id: str | None = None,
     ) -> Done | Refused:
-        """Replace the input: revision + 1; a live attempt ends SUPERSEDED and its writes become STALE_INPUT."""
+        """Replace the input: revision + 1; a live attempt ends SUPERSEDED and its writes become STALE_INPUT.
+
+        CONFLICT/EFFECTS while an effect of the revision is AWAITING_APPROVAL, PREPARED or UNKNOWN, and where one
+        happened or may have, unless `accept_effects` says that those are done with: a new revision has new effect
+        ids, and would do them again.
+        """
         view = await self.backend.record(k.check_id(task_id, "task_id"))
         if expected_revision is None:
             expected_revision = view.revision if view is not None else 0
@@ -83,6 +89,7 @@ class PeopleDoors:
             expected_revision=expected_revision,
             epoch=await self._present(view.pool if view is not None else "default"),
             who=who,
+            accept_effects=accept_effects,
         )
         return await self.backend.ask(command)  # type: ignore[no-any-return]
 

@@ -16,7 +16,7 @@ from fencepost.app import Final, Snooze
 from fencepost.client.attempt import Attempt, insist
 from fencepost.client.handling import PlainFailure, Work
 from fencepost.client.renewal import Lease, Loss, Renewal, Terms
-from fencepost.errors import Fenced, FencepostError, InvalidRequest, Unavailable, Unsettled
+from fencepost.errors import Fenced, FencepostError, GiveBack, InvalidRequest, Unavailable, Unsettled
 from fencepost.kernel.commands import MAX_ERROR_BYTES
 from fencepost.kernel.digests import flatten
 from fencepost.wire import Claim, Outcome, Refused, new_id
@@ -162,6 +162,7 @@ class Serving:
         finally:
             self._renewal.give_up(lease)
             self._client.leases.pop(self.claim.attempt_id, None)
+            self._client.deferred.pop(self.claim.attempt_id, None)
 
     async def _do(self) -> tuple[Any, BaseException | None]:
         """The work's result, or why there is none. Waits no longer than it must for a work that ignores its end."""
@@ -212,6 +213,9 @@ class Serving:
             seconds = error.seconds
             await self._end("released", lambda rid: self._client.release(self.claim, delay=seconds, request_id=rid))
             await self._report_usage()
+        elif isinstance(error, GiveBack):
+            log.info("task %s waits for a person: %s", self.claim.task_id, error, extra=self._seen)
+            await self._give_back()
         elif isinstance(error, Final):
             await self._fail(str(error) or "the handler raised Final", retry=False)
         elif isinstance(error, PlainFailure):
@@ -236,11 +240,28 @@ class Serving:
             # The same handler would return the like of it again: no retry.
             await self._fail(f"the result cannot be kept: {error}", retry=False)
         except Unsettled as error:
-            await self._fail(str(error), retry=True)
+            if await self._waits_for_people(error):
+                await self._give_back()
+            else:
+                await self._fail(str(error), retry=True)
         except Unavailable:
             raise
         except FencepostError as error:
             await self._fail(f"the commit was not possible: {error}", retry=False)
+
+    async def _give_back(self) -> None:
+        await self._end("given back", lambda rid: self._client.release(self.claim, wait=True, request_id=rid))
+        await self._report_usage()
+
+    async def _waits_for_people(self, unsettled: Unsettled) -> bool:
+        """The handler went on although only a person can lead its effects on: no retry would come any further."""
+        page = await self._client.effects(task_id=self.claim.task_id, limit=1000)
+        standing = {view.effect_id: view for view in page.items}
+        return any(
+            standing[each].state == "AWAITING_APPROVAL" or "PERSON" in standing[each].open
+            for each in unsettled.effects
+            if each in standing
+        )
 
     async def _fail(self, text: str, *, retry: bool) -> None:
         usage = self._usage()

@@ -19,7 +19,7 @@ from fencepost.kernel.commands import check_id, check_integer
 from fencepost.kernel.digests import decode, short_hash
 from fencepost.kernel.outcomes import Outcome, Reason
 from fencepost.kernel.records import Content, End, LogEntry, ResultCommit, StagedState, State
-from fencepost.service.answers import task_view
+from fencepost.service.answers import effect_view, task_view
 from fencepost.service.journal import (
     MAX_PAGE,
     events,
@@ -32,7 +32,7 @@ from fencepost.service.journal import (
     watch,
 )
 from fencepost.stores.base import Store, TaskFilter, TaskHistory
-from fencepost.wire import AttemptView, EventView, Page, Refused, Result, TaskView
+from fencepost.wire import AttemptView, EffectView, EventView, Page, Refused, Result, TaskView
 
 __all__ = [
     "HistoryView",
@@ -88,6 +88,7 @@ class HistoryView(msgspec.Struct, frozen=True):
     lineage: list[Lineage]
     successors: list[str]
     truncated: bool = False
+    effects: list[EffectView] = []  # without their payloads
 
 
 # records -----------------------------------------------------------------------------------------
@@ -335,7 +336,9 @@ async def history(store: Store, task_id: str, *, timeline_limit: int = TIMELINE_
     digests = {item.content.digest for item in found.staged}
     if committed is not None:
         digests.add(committed.result_digest)
+    now = await store.clock() if found.effects else 0
     return HistoryView(
+        effects=[effect_view(effect, now) for effect in found.effects],
         task=task_view(
             found.task,
             input=_input_of(found),
