@@ -5,8 +5,26 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
+import msgspec
+
 from fencepost.kernel.digests import encode
-from fencepost.kernel.records import Content, Event, LogEntry, ResultCommit, Staged, StagedState, State, Task
+from fencepost.kernel.records import (
+    Approval,
+    Content,
+    Effect,
+    EffectState,
+    Event,
+    Execution,
+    LateEvidence,
+    LogEntry,
+    ResultCommit,
+    Staged,
+    StagedState,
+    State,
+    Statement,
+    Task,
+    Terms,
+)
 from fencepost.kernel.writes import Keys, Snapshot, TaskWrite, WriteSet, _prove
 from fencepost.stores.base import Apply, Load, Scan
 
@@ -73,6 +91,64 @@ def result(of: Task, content: Content | None, digest: str | None = None, at: int
     found = digest if digest is not None else content.digest  # type: ignore[union-attr]
     attempt = of.attempt_id or "attempt"
     return ResultCommit(of.task_id, f"rc-{of.task_id}", 1, attempt, of.claim_generation, found, "c", (), at, content)
+
+
+def effect(task_id: str, number: int = 1, **fields: Any) -> Effect:
+    values: dict[str, Any] = {
+        "effect_id": f"{task_id}-{number}",
+        "pool": "default",
+        "revision": 1,
+        "node_id": "main",
+        "slot": f"slot-{number}",
+        "payload_digest": encode({"of": number}).digest,
+        "terms": Terms("mail"),
+        "state": int(EffectState.PREPARED),
+        "version": 1,
+        "first_prepared_at": 100 + number,
+        "changed_at": 100 + number,
+    }
+    return Effect(task_id=task_id, number=number, **{**values, **fields})
+
+
+def full_effect(task_id: str, number: int = 1) -> Effect:
+    """One that has something in every field."""
+    return effect(
+        task_id,
+        number,
+        terms=Terms("ü@mail", "IDEMPOTENT", 1, 2, 3, 4, True),
+        state=int(EffectState.UNKNOWN),
+        version=1 << 40,
+        first_prepared_at=1 << 52,
+        executions=(
+            Execution(1, "r1", 2, "at1", 3, 4, 5),
+            Execution(2, "r2", 3, "at2", 3, 14, 15, '"etag\u202e"', "reservation", True, "chief"),
+        ),
+        repeat_closed=True,
+        absent_ground="NOT_FOUND",
+        receipt=encode({"id": "\U0001f600", "n": [1.5, None, True]}),
+        etag='W/"x"',
+        approval=Approval("who", 6, 7, 8),
+        evidence=(LateEvidence(9, 1, 2, "sha256:d", {"id": [1, "x"]}, "e"), LateEvidence(10, 2, 3, None)),
+        evidence_settled=1,
+        decided_by="a person",
+        note="it took\nlong",
+    )
+
+
+def with_effects(before: Task, *effects: Effect, payloads: dict[int, Content] | None = None) -> WriteSet:
+    """The next version of `before`, with these effects and payloads."""
+    after = msgspec.structs.replace(
+        before, state_version=before.state_version + 1, effects=max(before.effects, *(e.number for e in effects))
+    )
+    made = replace(before, after, "effect")
+    made.effects.extend(effects)
+    for number, payload in (payloads or {}).items():
+        made.payloads.append((before.task_id, number, payload))
+    return made
+
+
+def statement(sql: str, *parameters: Any, slot: str = "count") -> Statement:
+    return Statement(f"id-{slot}", slot, encode({"sql": sql, "parameters": list(parameters)}))
 
 
 def writes(pool: str = "default", epoch: int | None = None) -> WriteSet:

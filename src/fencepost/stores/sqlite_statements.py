@@ -92,7 +92,5 @@ def _execute(con: apsw.Connection, statement: Statement) -> None:
         raise StatementFailed(statement.slot, str(error)) from error
     finally:
         cursor.close(True)
-    if begun == 0:
-        raise StatementFailed(statement.slot, "no statement")
     if not con.in_transaction:
         raise StatementFailed(statement.slot, "it ended the transaction")
