@@ -181,6 +181,27 @@ def test_result_waits_for_a_task_that_is_still_being_worked_on(folder: Folder) -
     assert (waiting.returncode, out) == (0, b"1\n"), err.decode()
 
 
+@pytest.mark.parametrize("state", ["CANCELLED", "PARKED"])
+async def test_result_waits_for_nothing_that_takes_a_person_first_and_says_what(folder: Folder, state: str) -> None:
+    folder.ok("submit", "--input", "1", "--task-id", "a")
+    folder.ok("submit", "--input", "2", "--task-id", "behind", "--depends-on", "a")
+    async with await connect(folder.url) as client:
+        if state == "CANCELLED":
+            await client.cancel("a")
+        else:
+            [claim] = await client.claim_next(owner="w")  # type: ignore[misc]
+            await client.fail(claim, "no", retry=False)
+
+    began = time.monotonic()
+    said = folder.json("result", "a", "--wait", "50", code=1)
+    assert (said["outcome"], said["reason"]) == ("NOT_COMMITTED", state)
+    folder.run("result", "a", "--wait", "50")
+    assert folder.code == 1
+    assert state in folder.err and "fencepost reopen a" in folder.err
+    assert folder.json("result", "behind", "--wait", "50", code=1)["reason"] == "BLOCKED"
+    assert time.monotonic() - began < 25.0
+
+
 def test_watch_prints_what_happens_while_it_runs(folder: Folder) -> None:
     folder.ok("submit", "--input", "1", "--task-id", "a")
     [first] = folder.run("watch", "--once", "--json").splitlines()

@@ -15,16 +15,16 @@ from fencepost.cli import output
 from fencepost.cli.explain import hint
 from fencepost.cli.lines import BadLine, CheckedLines, new_task
 from fencepost.cli.session import Options, opened
+from fencepost.cli.waiting import result_of
 from fencepost.clock import elapsed
 from fencepost.errors import InvalidRequest
 from fencepost.kernel.commands import MAX_BATCH, check_seconds
 from fencepost.kernel.digests import parse
-from fencepost.wire import Outcome, Refused, Result, Submitted
+from fencepost.wire import Refused, Result, Submitted
 
 if TYPE_CHECKING:
     from fencepost.client.client import Client
 
-LONGEST_WAIT = 5.0  # seconds of one wait, before it is asked again whether a result can still come
 LISTED = 10  # tasks that are named one by one for people
 
 
@@ -233,25 +233,9 @@ async def _results(client: Client, task_ids: Sequence[str], timeout: float | Non
     with _progress() as progress:
         bar = progress.add_task("waiting", total=len(task_ids))
         for task_id in task_ids:
-            found.append((task_id, await _result(client, task_id, ends)))
+            found.append((task_id, await result_of(client, task_id, ends)))
             progress.update(bar, completed=len(found))
     return found
-
-
-async def _result(client: Client, task_id: str, ends: float | None) -> Result | Refused:
-    patience = 0.0  # the first look is at how things stand; what can never come is not waited for
-    while True:
-        left = patience if ends is None else max(0.0, min(patience, ends - elapsed()))
-        answer = await client.result(task_id, wait=left)
-        patience = LONGEST_WAIT
-        if isinstance(answer, Result) or answer.outcome is not Outcome.NOT_COMMITTED:
-            return answer
-        if answer.reason in ("PARKED", "CANCELLED") or (ends is not None and elapsed() >= ends):
-            return answer
-        if answer.reason == "BLOCKED":
-            view = await client.task(task_id)
-            if not isinstance(view, Refused) and view.unreachable:
-                return answer
 
 
 def _progress() -> Progress:

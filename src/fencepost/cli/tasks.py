@@ -12,6 +12,9 @@ from fencepost.cli import output
 from fencepost.cli.explain import hint
 from fencepost.cli.journal import line_of
 from fencepost.cli.session import Options, opened
+from fencepost.cli.waiting import result_of
+from fencepost.clock import elapsed
+from fencepost.kernel.commands import check_seconds
 from fencepost.wire import Outcome, Refused, TaskView
 
 SHOWN_CHARACTERS = 4000  # of an input or a result, to people; --json has all of it
@@ -20,7 +23,8 @@ SHOWN_CHARACTERS = 4000  # of an input or a result, to people; --json has all of
 async def result(task: str, /, *, wait: float | None = None, options: Options | None = None) -> int:
     """Print a task's canonical result, and nothing else: text and bytes as they are, anything else as JSON.
 
-    Without a result: exit code 1, saying how far the task is.
+    Without a result: exit code 1, saying how far the task is; at once where it is CANCELLED or PARKED, or BLOCKED
+    behind one that is, because then a person has to do something first.
 
     JSON: {"task_id", "value", "result_digest", "result_commit_id", "revision", "generation", "attempt",
     "committed_at", "parents", "pruned", "outcome", "reason"}; bytes are {"$bytes": base64}.
@@ -30,11 +34,12 @@ async def result(task: str, /, *, wait: float | None = None, options: Options | 
     task
         The task's id.
     wait
-        Wait up to so many seconds for it.
+        Wait up to so many seconds for it, as long as it can still come.
     """
     options = options or Options()
     async with opened(options) as client:
-        answer = await client.result(task, wait=wait)
+        seconds = 0.0 if wait is None else check_seconds(wait, "wait") / 1_000_000
+        answer = await result_of(client, task, elapsed() + seconds)
     if isinstance(answer, Refused):
         return output.refused(answer, json=options.as_json, task_id=task)
     if options.as_json:
