@@ -32,46 +32,36 @@ class Guesses:
     def fill(self, keys: Keys, into: Snapshot) -> bool:
         """Answer a Load from here. False, with nothing filled in, where something is not known here."""
         gone = elapsed() - self._at
-        if keys.effects and self._only_effects(keys):
-            return self._fill_effects(keys, into)
-        if self._now is None or gone > LONGEST or not keys.pools or (keys.requests and not self.plenty):
+        beside = any(getattr(keys, name) for name in _BESIDE)
+        if beside or (keys.effects and not self._knows_effects(keys, into)):
             return False
-        if (
-            keys.results
-            or keys.staged
-            or keys.inputs
-            or keys.checkpoints
-            or keys.children
-            or keys.parents
-            or keys.starts
-            or keys.effects
-            or keys.payloads
-        ):
-            return False
-        tasks, pools = self._tasks, self._pools
-        if not (tasks.keys() >= keys.tasks and pools.keys() >= keys.pools):
-            return False
-        for name in keys.pools:
-            into.pools[name] = pools[name]
-        for task_id in keys.tasks:
-            into.tasks[task_id] = tasks[task_id]
-        into.now = self._now + to_us(gone)
+        if keys.tasks or keys.pools or keys.requests:
+            if self._now is None or gone > LONGEST or not keys.pools or (keys.requests and not self.plenty):
+                return False
+            tasks, pools = self._tasks, self._pools
+            if not (tasks.keys() >= keys.tasks and pools.keys() >= keys.pools):
+                return False
+            for name in keys.pools:
+                into.pools[name] = pools[name]
+            for task_id in keys.tasks:
+                into.tasks[task_id] = tasks[task_id]
+            into.now = self._now + to_us(gone)
+        for task_id in keys.effects:
+            into.effects[task_id] = self._effects.get(task_id, [])
         into.guessed = True
         return True
 
-    def _only_effects(self, keys: Keys) -> bool:
-        return not (keys.tasks or keys.pools or keys.requests or any(getattr(keys, name) for name in _BESIDE))
-
-    def _fill_effects(self, keys: Keys, into: Snapshot) -> bool:
-        """Of tasks whose records were filled in before, or read: in the very version that is known here."""
+    def _knows_effects(self, keys: Keys, into: Snapshot) -> bool:
+        """All of them, as they stand in the very versions of their tasks that are filled in now, or were before."""
         effects, tasks = self._effects, self._tasks
         for task_id in keys.effects:
-            known, seen = tasks.get(task_id), into.tasks.get(task_id)
-            if known is None or seen is None or known.state_version != seen.state_version or task_id not in effects:
+            known = tasks.get(task_id)
+            if known is None or (known.effects and task_id not in effects):
                 return False
-        for task_id in keys.effects:
-            into.effects[task_id] = effects[task_id]
-        into.guessed = True
+            if task_id not in keys.tasks:
+                seen = into.tasks.get(task_id)
+                if seen is None or seen.state_version != known.state_version:
+                    return False
         return True
 
     def _changed(self, writes: WriteSet, before: Task | None, write: TaskWrite) -> None:
