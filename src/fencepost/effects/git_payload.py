@@ -176,9 +176,9 @@ def commit(tree: str, ground: Ground, bound: dict[str, Any], effect_id: str) -> 
     if ground.parent is not None:
         head.append(f"parent {ground.parent}")
     head += [f"{role} {bound[role]} {bound['at']} +0000" for role in ("author", "committer")]
-    message = "\n".join(line.rstrip() for line in bound["message"].strip("\n").splitlines())
+    message = "\n".join(line.rstrip() for line in bound["message"].strip("\n").split("\n"))
     last = message.rpartition("\n\n")
-    trailers = bool(last[1]) and all(_TRAILER.match(line) for line in last[2].splitlines())
+    trailers = bool(last[1]) and all(_TRAILER.match(line) for line in last[2].split("\n"))
     marks = [f"{EFFECT}: {effect_id}"]
     if "generation" in bound:
         marks.append(f"{MARK}Generation: {bound['generation']}")
