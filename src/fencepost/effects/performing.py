@@ -456,7 +456,8 @@ class _Performance:
             return self._repeat("it still stands at the bound precondition") if "REPEAT" in ways else _Again(pause=0)
         if found.moved_on and answer.guarantee == Guarantee.CONDITIONAL:
             return await self._reconciled(answer, found)
-        if "REPEAT" not in ways and not isinstance(self.downstream, Answers | Reserves):
+        asks = answer.guarantee == Guarantee.RESERVATION or isinstance(self.downstream, Answers)
+        if "REPEAT" not in ways and not asks:
             raise EffectUnknown(answer.effect_id, self.slot, "the downstream cannot be asked, nor may it be repeated")
         if found.in_progress or "REPEAT" not in ways:
             return _Again(pause=found.retry_after or 0, why=found.why)
