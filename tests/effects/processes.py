@@ -57,3 +57,39 @@ def http_server(folder: Path) -> Iterator[HttpServer]:
         yield server
     finally:
         server.close()
+
+
+class MailServer:
+    """The server of `smtp_server`, in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "mailbox.jsonl"
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "tests.effects.smtp_server", str(self.file)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.port = int(json.loads(self.process.stdout.readline())["port"])
+
+    @property
+    def mails(self) -> list[dict[str, Any]]:
+        if not self.file.exists():
+            return []
+        return [json.loads(line) for line in self.file.read_text().splitlines()]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@contextlib.contextmanager
+def mail_server(folder: Path) -> Iterator[MailServer]:
+    server = MailServer(folder)
+    try:
+        yield server
+    finally:
+        server.close()
