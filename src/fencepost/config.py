@@ -54,10 +54,12 @@ class WorkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that can be set."""
+    """Everything that can be set. `downstreams` are raw tables: `fencepost.effects.config` checks them and makes of
+    them what effects are sent to."""
 
     store: StoreSettings = StoreSettings()
     work: WorkSettings = WorkSettings()
+    downstreams: dict[str, dict[str, Any]] = {}
 
 
 def load(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Settings:
@@ -149,7 +151,8 @@ def without_password(url: str) -> str:
 def _refuse_unknown(found: dict[str, Any]) -> None:
     """Names every key that means nothing, rather than the first."""
     sections = {"store": StoreSettings.__struct_fields__, "work": WorkSettings.__struct_fields__}
-    unknown = [f"[{name}]{_meant(name, tuple(sections))}" for name in found if name not in sections]
+    names = (*sections, "downstreams")
+    unknown = [f"[{name}]{_meant(name, names)}" for name in found if name not in names]
     for section, known in sections.items():
         table = found.get(section)
         if isinstance(table, dict):
