@@ -225,6 +225,7 @@ def locked_pools(names: str, exclusive: bool) -> str:
     )
 
 
+_TOUCH = "UPDATE fencepost.task SET state_version = state_version WHERE task_id = ANY($1::text[])"
 WRITTEN_POOLS = locked_pools("$1::text[]", True)
 _READ_POOLS = locked_pools("$1::text[]", False)
 
@@ -295,6 +296,11 @@ async def _write(con: Connection, won: Sequence[WriteSet], log: Sequence[LogEntr
     updates = [w.task for writes in won for w in writes.tasks if w.expected_version > 0 and w.family != "compare"]
     if updates:
         await _update_tasks(con, updates)
+    compared = [w.task.task_id for writes in won for w in writes.tasks if w.family == "compare"]
+    if compared:
+        # To the same values: a transaction that began before, and waits for this row or comes to it later, finds out
+        # that it does not see what hangs on it (a result that was staged).
+        await con.execute(_TOUCH, sorted(set(compared)))
     rows = Rows()
     for writes in won:
         rows.add(writes)

@@ -315,6 +315,10 @@ def _parts(group: Group, number: int, arrays: Arrays) -> list[str]:
     door_ = arrays.one(door, "text")
     source = f"{arrays.unnest(names, group.rows)} WITH ORDINALITY v({listed(names)}, place)"
     stands = "t.task_id = v.task_id AND t.state_version = v.expected"
+    if committing:
+        # A statement that waited for a row goes on with the row as it is by then, and sees all others as they were. So
+        # a commit would miss what was staged meanwhile. Staging moves the row (see postgres_apply): the swap is lost.
+        stands += " AND t.xmin = (SELECT o.xmin FROM fencepost.task o WHERE o.task_id = t.task_id)"
     pool_ = arrays.one(pool, "text")
     judged = (
         f"EXISTS (SELECT 1 FROM p WHERE p.name = {pool_} AND p.epoch = {arrays.one(epoch, 'int8')} "
