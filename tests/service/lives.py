@@ -10,6 +10,7 @@ from fencepost.kernel.kernel import Kernel
 from fencepost.service.coordinator import Coordinator
 from fencepost.stores.base import Store
 from fencepost.wire import Claim, NewTask, Outcome
+from tests.service.effect_lives import live_with_effects
 
 
 async def client_of(store: Store, kernel: Kernel | None = None) -> Client:
@@ -42,8 +43,8 @@ async def raise_epoch(client: Client) -> None:
     await client.adopt_epoch()
 
 
-async def live(client: Client) -> list[str]:
-    """Pass every door, by way of every kind of end. Returns the attempt ids that were granted."""
+async def live(client: Client, *, effects: bool = False) -> list[str]:
+    """Pass every door (with `effects`, theirs too), by way of every kind of end. The attempt ids that were granted."""
     keys: list[str] = []
 
     async def take(task_id: str, ttl: float = 30.0, owner: str = "ann") -> Claim:
@@ -98,6 +99,8 @@ async def live(client: Client) -> list[str]:
     await client.stage(child, "thrown away")
     await client.discard("child", generation=1, who="eve")
     await client.commit(child, {"c": 1.5})
+    if effects:
+        await live_with_effects(client, take)
     # A claim that outlives its epoch, and one that takes it over.
     old = await take("spawned")
     await client.close_intake()

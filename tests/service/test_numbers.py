@@ -229,7 +229,7 @@ async def test_tasks_behind_a_halted_parent_are_counted_as_unreachable(client: C
 
 async def test_coverage_is_100_percent_on_every_door_and_falls_without_one_comparison(store: MemoryStore) -> None:
     client = await client_of(store)
-    await live(client)
+    await live(client, effects=True)
     assert {row["ratio"] for row in (await status(client))["coverage"]} == {1.0}
     weak = await client_of(store, Kernel().without(k.Renew, "fence:granted-under-older-epoch:fenced"))
     assert isinstance(await weak.renew(await claim(weak, "released")), Renewed)

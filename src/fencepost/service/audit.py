@@ -18,9 +18,10 @@ import msgspec
 from fencepost.clock import to_datetime
 from fencepost.errors import InvalidRequest
 from fencepost.kernel.digests import digest, digest_bytes
-from fencepost.kernel.records import Content, ResultCommit, Staged, StagedState, State, Task
+from fencepost.kernel.records import Content, Guarantee, ResultCommit, Staged, StagedState, State, Task
 from fencepost.service.audit_report import CHECKS, COUNTED, AuditReport, Check, Violation
 from fencepost.service.coverage import Coverage
+from fencepost.service.effect_replay import EffectReplay
 from fencepost.service.epochs import FENCED, Epochs, passes_fence, read_epochs
 from fencepost.service.replay import Replay
 from fencepost.stores.base import Numbered, Store, TaskFilter, TaskHistory
@@ -105,7 +106,10 @@ class _Audit:
         self._attempts_of(replay, report)
         self._result(history, replay, report)
         self._bodies(history, replay, report)
-        if self.coverage.record(task):
+        await self._effects(history, report)
+        executions = sum(len(effect.executions) for effect in history.effects)
+        statements = sum(effect.terms.guarantee == Guarantee.TRANSACTIONAL for effect in history.effects)
+        if self.coverage.record(task, executions - statements):
             for event in history.events:
                 self.coverage.event(event)
         await self._epochs_of(history, report)
@@ -241,6 +245,27 @@ class _Audit:
                 report(1, f"{which} is COMMITTED and is not the canonical one")
         elif staged.state != StagedState.DISCARDED:
             report(7, f"{which} has the state {staged.state!r}")
+
+    async def _effects(self, history: TaskHistory, report: Callable[[int, str], None]) -> None:
+        """What was sent, and may have been: records and journal of every effect, and the bodies of their payloads."""
+        replay = EffectReplay(history, self.store.namespace, report)
+        for event in history.events:
+            replay.follow(event)
+        self.checked[4] += replay.finish()
+        if not history.effects:
+            return
+        task_id = history.task.task_id
+        payloads = await self.store.payloads([(task_id, effect.number) for effect in history.effects])
+        for effect in history.effects:
+            payload = payloads.get((task_id, effect.number))
+            wrong = _digest_error(payload, effect.payload_digest) if payload is not None else ""
+            if wrong:
+                report(4, f"effect {effect.number}'s payload {wrong}")
+            receipt = effect.receipt
+            if receipt is not None and (receipt.data or receipt.binary):
+                wrong = _digest_error(receipt, receipt.digest)
+                if wrong:
+                    report(4, f"effect {effect.number}'s receipt {wrong}")
 
     # epochs -------------------------------------------------------------------------------------
 

@@ -12,12 +12,22 @@ CHECKS: dict[int, str] = {
     1: "at most one result commit a task; its attempt held the generation; the body has its digest",
     2: "numbers never go down; each generation is one step with an attempt of its own",
     3: "every accepted change came through a door of the list, compared what that declares, and showed current numbers",
+    4: "one payload an effect id, ever; one receipt; no execution beside one that may still take effect, but under the"
+    " downstream's own key, precondition or reservation",
     5: "no task runs before all its parents are committed; a blocked one has an open parent",
     7: "records and journal agree, without a gap; bodies have their digests; no row is without its task",
     8: "nothing of an older epoch was accepted after a raise",
 }
 # What each count of `checked` counts.
-COUNTED: dict[int, str] = {1: "tasks", 2: "attempts", 3: "events", 5: "dependencies", 7: "tasks", 8: "events of claims"}
+COUNTED: dict[int, str] = {
+    1: "tasks",
+    2: "attempts",
+    3: "events",
+    4: "effects",
+    5: "dependencies",
+    7: "tasks",
+    8: "events of claims",
+}
 
 
 class Violation(msgspec.Struct, frozen=True):

@@ -21,10 +21,11 @@ _COUNTED = {
     "submitted": "submit",
     "task_cancelled": "cancel",
     "input_revised": "revise",
+    "effect_prepared": "effect.prepare",
 }
 # Renew, checkpoint, release, fail, expire, …; and what commit, submit, cancel and revise change besides.
 OTHER = "other"
-ROWS = ("submit", "claim", "commit", "cancel", "revise", OTHER, "pool")
+ROWS = ("submit", "claim", "commit", "effect.prepare", "cancel", "revise", OTHER, "pool")
 
 
 class CoverageRow(msgspec.Struct, frozen=True):
@@ -61,21 +62,28 @@ class Coverage:
         self._incomplete: dict[str, Counter[str]] = {}
         self.left_out = 0  # tasks with pruned events: on neither side
 
-    def record(self, task: Task) -> bool:
-        """Count what the record shows. False where its events were pruned, which then must not be counted either."""
+    def record(self, task: Task, executions: int = 0) -> bool:
+        """Count what the record shows, and `executions`, what the records of its effects do (TRANSACTIONAL ones come
+        with the commit). False where its events were pruned, which then must not be counted either."""
         if task.pruned_to_version:
             self.left_out += 1
             return False
         committed = int(task.state == State.COMMITTED)
-        counted = 1 + task.claim_generation + committed + task.cancel_generation + task.revision - 1
+        counted = 1 + task.claim_generation + committed + task.cancel_generation + task.revision - 1 + executions
         changes = self._changes
         changes["submit"] += 1
         changes["claim"] += task.claim_generation
         changes["commit"] += committed
+        changes["effect.prepare"] += executions
         changes["cancel"] += task.cancel_generation
         changes["revise"] += task.revision - 1
         changes[OTHER] += task.state_version - counted
         return True
+
+    def executions(self, count: int) -> None:
+        """Count executions that were read after the records of their tasks, and are among these records' changes."""
+        self._changes["effect.prepare"] += count
+        self._changes[OTHER] -= count
 
     def event(self, event: Event) -> None:
         row = row_of(event)

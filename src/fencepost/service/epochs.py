@@ -11,8 +11,32 @@ from fencepost.service.journal import compared_names, log_of
 from fencepost.stores.base import Store
 
 # Events of what passes the whole fence: under the pool's present epoch, or not at all.
-FENCED = ("attempt_started", "attempt_renewed", "checkpoint_saved", "result_committed", "attempt_ended")
-_FENCED_DOORS = ("renew", "checkpoint", "commit", "release", "fail")
+FENCED = (
+    "attempt_started",
+    "attempt_renewed",
+    "checkpoint_saved",
+    "result_committed",
+    "attempt_ended",
+    "effect_awaiting",
+    "effect_prepared",
+    "effect_reserved",
+    "effect_committed",
+    "effect_absent",
+    "effect_unknown",
+    "effect_denied",
+)
+_FENCED_DOORS = (
+    "renew",
+    "checkpoint",
+    "commit",
+    "release",
+    "fail",
+    "effect.prepare",
+    "effect.reserve",
+    "effect.settle",
+    "effect.reconcile",
+    "effect.withdraw",
+)
 
 
 def passes_fence(event: Event) -> bool:

@@ -18,12 +18,12 @@ import msgspec
 
 from fencepost.clock import MICROSECOND, to_datetime, to_us
 from fencepost.kernel.commands import check_id, check_seconds
-from fencepost.kernel.records import Event, LogEntry, State, Task
+from fencepost.kernel.records import Effect, EffectState, Event, Guarantee, LogEntry, State, Task
 from fencepost.service.coverage import Coverage
 from fencepost.service.epochs import read_epochs
 from fencepost.service.journal import log_of
 from fencepost.service.queries import add_usage
-from fencepost.stores.base import Store, TaskFilter
+from fencepost.stores.base import EffectFilter, Store, TaskFilter
 
 PAGE = 1000
 # Upper bounds of the reclaim delay's histogram, in seconds; the last bucket has none.
@@ -58,6 +58,8 @@ async def numbers(
     - `unserved`: lanes with a task claimable for longer than `unserved_after` where no claim is live and none was
       granted within that time: nobody who asks can do this kind.
     - `unreachable`: BLOCKED tasks with a CANCELLED or PARKED parent.
+    - `effects`: those that are UNKNOWN or AWAITING_APPROVAL, by pool, guarantee and state: how many, and the age in
+      seconds of the oldest.
 
     Raises InvalidRequest (pool, unserved_after) and Unavailable.
     """
@@ -71,6 +73,8 @@ async def numbers(
         found.task(task)
         if task.successors and task.state in (State.CANCELLED, State.PARKED):
             halted.append(task.task_id)
+    async for effect in _effects(store, pool) if coverage else _none():
+        found.effect(effect)
     async for event in _events(store, pool, () if coverage else _NAMES):
         found.event(event)
     async for numbered in log_of(store, None, ("refusal", "usage", "replay", "alarm"), pool):
@@ -89,6 +93,7 @@ async def numbers(
         **found.report(lanes),
         "unserved": await _unserved(store, found, lanes),
         "unreachable": await _unreachable(store, halted),
+        "effects": await _backlog(store, found.now, pool),
     }
 
 
@@ -102,6 +107,37 @@ async def _tasks(store: Store, where: TaskFilter) -> AsyncIterator[Task]:
             return
         after = page[-1].task_id
         await asyncio.sleep(0)  # a store that answers at once must not keep the loop from everybody else
+
+
+async def _effects(store: Store, pool: str | None) -> AsyncIterator[Effect]:
+    after: tuple[str, int] | None = None
+    while True:
+        page = await store.effects(EffectFilter(pool=pool), after, PAGE)
+        for effect in page:
+            yield effect
+        if len(page) < PAGE:
+            return
+        after = (page[-1].task_id, page[-1].number)
+        await asyncio.sleep(0)
+
+
+async def _none() -> AsyncIterator[Effect]:
+    return
+    yield
+
+
+async def _backlog(store: Store, now: int, pool: str | None) -> list[dict[str, Any]]:
+    return [
+        {
+            "pool": in_pool,
+            "guarantee": guarantee,
+            "state": EffectState(state).name,
+            "count": count,
+            "oldest_age": max(0, now - oldest) / MICROSECOND,
+        }
+        for in_pool, guarantee, state, count, oldest in await store.unknown_backlog()
+        if pool is None or in_pool == pool
+    ]
 
 
 async def _events(store: Store, pool: str | None, names: Sequence[str]) -> AsyncIterator[Event]:
@@ -161,6 +197,7 @@ class _Numbers:
         self._pruned: set[str] = set()  # tasks with some of their events pruned: on neither side of the coverage
         self._highest = (0, "")
         self._names: Counter[str] = Counter()
+        self._with_effects: set[str] = set()
         self._refused: Counter[tuple[str, str, str | None]] = Counter()
         self._kinds: Counter[str] = Counter()
         self._late = self._near = 0
@@ -173,8 +210,11 @@ class _Numbers:
         self._usage: dict[str, float] = {}
 
     def task(self, task: Task) -> None:
-        if self.coverage is not None and not self.coverage.record(task):
-            if task.pruned_to_version < task.state_version:
+        if self.coverage is not None:
+            if self.coverage.record(task):
+                if task.effects:
+                    self._with_effects.add(task.task_id)
+            elif task.pruned_to_version < task.state_version:
                 self._pruned.add(task.task_id)
         if task.state in _OPEN and task.claim_generation > self._highest[0]:
             self._highest = (task.claim_generation, task.task_id)
@@ -182,6 +222,12 @@ class _Numbers:
             lane = (task.pool, task.queue, task.kind)
             since = max(task.available_at, task.ready_at or task.created_at)
             self.oldest_ready[lane] = min(self.oldest_ready.get(lane, since), since)
+
+    def effect(self, effect: Effect) -> None:
+        """After the record of its task, so that no execution is counted that the record does not show yet."""
+        if effect.task_id in self._with_effects and effect.terms.guarantee != Guarantee.TRANSACTIONAL:
+            assert self.coverage is not None
+            self.coverage.executions(len(effect.executions))
 
     def event(self, event: Event) -> None:
         if self.coverage is not None and event.task_id not in self._pruned:

@@ -29,6 +29,7 @@ _MOVES: dict[str, tuple[tuple[State, ...], tuple[State, ...]]] = {
     "task_reopened": ((State.CANCELLED, State.PARKED), (State.READY, State.BLOCKED)),
     "input_revised": ((State.BLOCKED, State.READY, State.PARKED), (State.READY, State.BLOCKED)),
 }
+_DECIDING = ("approve", "deny", "resolve")
 _RUNNABLE = (State.READY, State.CLAIMED, State.COMMITTED)
 
 
@@ -170,6 +171,9 @@ class Replay:
                 self._wrong_move(event, before)
 
     def _released(self, event: Event, before: int) -> bool:
+        if event.name in ("effect_approved", "effect_denied", "effect_committed", "effect_absent", "effect_abandoned"):
+            # What was decided was the last that the task waited for.
+            return event.door in _DECIDING and before == State.PARKED and event.state == State.READY
         left = (event.detail or {}).get("left")
         return event.name == "parent_committed" and left == 0 and before == State.BLOCKED and event.state == State.READY
 
