@@ -120,7 +120,7 @@ BREAKS: list[tuple[int, str, Callable[[Tamper], Any], str]] = [
         7,
         "an event of an effect is missing",
         lambda t: t.drop("sender", "effect_reserved"),
-        "is version 3 of the effect",
+        "is version 4 of the effect, after 2",
     ),
     (
         4,
