@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,7 +26,12 @@ _replace = msgspec.structs.replace
 _TASK = listed(codec.TASK_COLUMNS, "t.")
 _RESULT = listed(codec.RESULT_COLUMNS, "r.")
 _EFFECT = listed(codec.EFFECT_COLUMNS, "e.")
-_OPEN = {int(EffectState.AWAITING_APPROVAL), int(EffectState.UNKNOWN)}
+_OPEN = frozenset((EffectState.AWAITING_APPROVAL, EffectState.UNKNOWN))
+
+
+def _in(column: str, states: Iterable[int]) -> str:
+    """As plain numbers, so that the planner sees which partial index covers them, whatever it knows of the table."""
+    return f"({' OR '.join(f'{column} = {int(state)}' for state in states)})"
 
 
 async def pools(con: Connection) -> list[Pool]:
@@ -50,8 +55,7 @@ async def tasks(con: Connection, where: TaskFilter, after: str | None, limit: in
         if value is not None:
             found.add(f"t.{column} = {{}}", value)
     if where.states:
-        # As plain numbers, so that the planner sees which partial index covers them.
-        found.add(f"({' OR '.join(f't.state = {int(state)}' for state in where.states)})")
+        found.add(_in("t.state", where.states))
     found.values.append(limit)
     sql = f"SELECT {_TASK} FROM {source} WHERE {found} ORDER BY t.task_id LIMIT ${len(found.values)}"
     return [Task(*row) for row in await con.fetch(sql, *found.values)]
@@ -160,9 +164,7 @@ async def effects(con: Connection, where: EffectFilter, after: tuple[str, int] |
             found.add(f"e.terms::jsonb ->> '{name}' = {{}}", value)
     only_open = bool(where.states) and set(where.states) <= _OPEN
     if where.states:
-        # As plain numbers, so that the planner sees that the index of the open ones covers them.
-        column = "open_state" if only_open else "state"
-        found.add(f"({' OR '.join(f'e.{column} = {int(state)}' for state in where.states)})")
+        found.add(_in("e.open_state" if only_open else "e.state", where.states))
     found.values.append(limit)
     sql = f"SELECT {_EFFECT} FROM fencepost.effect e WHERE {found}"
     if only_open:  # first found and then put in order: in the other order it would walk over all that are settled
@@ -174,7 +176,7 @@ async def effects(con: Connection, where: EffectFilter, after: tuple[str, int] |
 async def unknown_backlog(con: Connection) -> list[tuple[str, str, int, int, int]]:
     rows = await con.fetch(
         "SELECT e.pool, (e.terms::jsonb ->> 'guarantee') COLLATE \"C\", e.open_state, count(*), "
-        "min(e.first_prepared_at) FROM fencepost.effect e WHERE e.open_state IS NOT NULL "
+        f"min(e.first_prepared_at) FROM fencepost.effect e WHERE {_in('e.open_state', _OPEN)} "
         "GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
     )
     return [tuple(row) for row in rows]
