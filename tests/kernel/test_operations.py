@@ -362,6 +362,7 @@ def test_after_a_raise_every_door_that_compares_an_epoch_refuses_the_old_one_and
         "Stage",
         "Usage",
         "CreatePool",
+        "Evidence",
     }
     world = World()
     world.submit()

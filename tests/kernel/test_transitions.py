@@ -11,6 +11,7 @@ from fencepost.kernel import commands as k
 from fencepost.kernel.fence import DOORS
 from fencepost.kernel.records import EVENTS, End, Policy, State
 from fencepost.kernel.table import OLDER, RAN_OUT, TRANSITIONS, USED_UP, Transition
+from tests.kernel.effect_moves import TASK_STORIES
 from tests.model.world import World, new_task
 
 # How each row comes about: the world before it, whose record the row is about, and the call.
@@ -244,6 +245,8 @@ def discard(world: World) -> Any:
     world.ask(k.Stage, claim, content=new_task().input)
     return "t", lambda: world.person(k.Discard)
 
+
+STORIES.update(TASK_STORIES)
 
 # the tests ------------------------------------------------------------------------------------------
 

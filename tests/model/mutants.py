@@ -11,7 +11,7 @@ from typing import Any
 
 from fencepost.kernel import commands as k
 from fencepost.kernel.fence import DOORS, Guard
-from fencepost.kernel.kernel import Kernel
+from fencepost.kernel.kernel import EFFECT_COMMANDS, Kernel
 from fencepost.kernel.operations import Operation
 from tests.kernel.situations import ACCEPTED, BREAKERS, Situation
 from tests.model.calls import Bounds
@@ -40,7 +40,7 @@ def outcome_of(kernel: Kernel, situation: Situation) -> Any:
     """Answer and versions written; or the error, where the mutant stumbles over what its guard kept away."""
     try:
         decision = situation.decide(kernel)
-    except (AttributeError, TypeError, KeyError, AssertionError) as error:
+    except (AttributeError, TypeError, KeyError, AssertionError, IndexError) as error:
         return type(error).__name__
     writes = decision.writes
     moved = [] if writes is None else [write.task.state_version for write in writes.tasks]
@@ -102,6 +102,16 @@ def caught(command: type, guard_id: str) -> str | None:
     )
 
 
+# The searched world has no effects; their stories without a guard are told in kernel/test_effect_attacks.py,
+# test_execution_attacks.py and test_effects.py.
+OF_EFFECTS = (
+    *EFFECT_COMMANDS,
+    "commit:effects-open:unsettled",
+    "commit:slot-taken:payload-conflict",
+    "revise:effects-open:conflict",
+    "revise:effects-done:conflict",
+)
+
 # What the searched world does not contain, so that the search cannot miss these guards: nothing unknown, one protocol,
 # no missing epoch, ttls within the policy. And what is answered again changes nothing, whichever way it is answered.
 NOT_IN_THE_SEARCH = (
@@ -135,5 +145,8 @@ def searched() -> list[tuple[type, str]]:
     return [
         mutant
         for mutant in mutants()
-        if not mutant[1].endswith(NOT_IN_THE_SEARCH) and mutant[0] is not k.SetPolicy and mutant != passed_over
+        if not mutant[1].endswith(NOT_IN_THE_SEARCH)
+        and mutant[0] is not k.SetPolicy
+        and mutant != passed_over
+        and not {*mutant} & {*OF_EFFECTS}
     ]

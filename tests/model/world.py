@@ -17,6 +17,7 @@ from fencepost.kernel.operations import Accepted, Granted
 from fencepost.kernel.records import (
     Checkpoint,
     Content,
+    Effect,
     Event,
     LogEntry,
     Policy,
@@ -26,8 +27,11 @@ from fencepost.kernel.records import (
     Staged,
     StagedState,
     State,
+    Statement,
     Task,
+    Terms,
 )
+from fencepost.kernel.table import EFFECT_MOVES
 from fencepost.kernel.writes import Decision, Keys, Snapshot, WriteSet
 
 SECOND = 1_000_000
@@ -35,6 +39,9 @@ START = 1_000_000 * SECOND
 POOL = "pool"
 
 replace = msgspec.structs.replace
+
+EFFECT_CALLS = (k.Reserve, k.Settle, k.Reconcile, k.Withdraw, k.Evidence)
+EXECUTION_CALLS = (k.Reserve, k.Settle, k.Reconcile, k.Evidence)
 
 
 def new_task(task_id: str = "t", value: Any = None, **fields: Any) -> k.NewTask:
@@ -72,6 +79,9 @@ class World:
         self.checkpoints: dict[str, Checkpoint] = {}
         self.parents: dict[str, list[str]] = {}
         self.children: dict[str, list[str]] = {}
+        self.effects: dict[str, list[Effect]] = {}
+        self.payloads: dict[tuple[str, int], Content] = {}
+        self.executed: list[Statement] = []
         self.events: list[Event] = []
         self.log: list[LogEntry] = []
         self._made = 0
@@ -86,6 +96,11 @@ class World:
     @property
     def pool(self) -> Pool:
         return next(iter(self.pools.values()))
+
+    @property
+    def effect(self) -> Effect:
+        """The latest effect of the task called `t`."""
+        return self.effects["t"][-1]
 
     def events_of(self, task_id: str = "t") -> list[Event]:
         return [event for event in self.events if event.task_id == task_id]
@@ -115,6 +130,8 @@ class World:
             {key: list(self.children.get(key, ())) for key in keys.children},
             {key: list(self.parents.get(key, ())) for key in keys.parents},
             starts,
+            {key: list(self.effects.get(key, ())) for key in keys.effects},
+            some(self.payloads, keys.payloads),
         )
 
     def snapshot(self, command: Any) -> Snapshot:
@@ -139,7 +156,10 @@ class World:
                 (t for t in self.tasks.values() if t.pool == command.pool and t.state in (State.READY, State.CLAIMED)),
                 key=lambda t: (t.priority, t.available_at, t.task_id),
             )
-        return self.kernel.decide(self.snapshot(command), command, candidates)
+        snapshot = self.snapshot(command)
+        for task in candidates:
+            snapshot.effects[task.task_id] = list(self.effects.get(task.task_id, ()))
+        return self.kernel.decide(snapshot, command, candidates)
 
     def do(self, command: Any) -> Any:
         """Decide and write; the answer."""
@@ -174,6 +194,7 @@ class World:
             expected, pool = writes.pool_write
             there = self.pools.get(pool.name)
             assert expected == (there.state_version if there else 0), "decided on another version of the pool"
+        self._check_effects(writes)
         assert not journalled, f"events without their record: {journalled}"
         # Nothing was written so far: from here on it is all or nothing.
         self.tasks.update((write.task.task_id, write.task) for write in writes.tasks)
@@ -191,6 +212,7 @@ class World:
             assert result.task_id not in self.results, "a second canonical result"
             self.results[result.task_id] = result
         self._apply_staged(writes)
+        self._apply_effects(writes)
         for request in writes.requests:
             self.requests[request.request_id] = request
         if writes.pool_write is not None:
@@ -211,6 +233,37 @@ class World:
                     StagedState.COMMITTED if (r.generation, r.content.digest) == (g, d) else StagedState.DISCARDED
                 ),
             )
+
+    def _check_effects(self, writes: WriteSet) -> None:
+        """Rows of effects come with their task's record, one version further each, bound for good."""
+        moved = {write.task.task_id: write.task for write in writes.tasks if write.family != "compare"}
+        rows = [(effect.task_id, effect.number) for effect in writes.effects]
+        assert len(rows) == len(set(rows)), f"an effect appears twice in one write set: {rows}"
+        for effect in writes.effects:
+            assert effect.task_id in moved, "an effect without its task's record"
+            assert 0 < effect.number <= moved[effect.task_id].effects, "an effect that the task does not count"
+            there = self.effects.get(effect.task_id, [])
+            before = there[effect.number - 1] if effect.number <= len(there) else None
+            move = (writes.proof.door, before.state if before else None, effect.state)
+            assert move in EFFECT_MOVES, f"no row of the table allows {move}"
+            assert effect.version == (before.version if before else 0) + 1, "an effect's version moves by one"
+            if before is None:
+                assert (effect.task_id, effect.number) in [(t, n) for t, n, _ in writes.payloads], "no payload is bound"
+                continue
+            for name in ("effect_id", "revision", "node_id", "slot", "payload_digest", "terms", "pool"):
+                assert getattr(effect, name) == getattr(before, name), f"{name} is bound for good"
+            known = len(before.executions)
+            assert len(effect.executions) - known in (0, 1), "executions are stored one by one"
+            assert before.receipt is None or effect.receipt == before.receipt, "a second receipt"
+
+    def _apply_effects(self, writes: WriteSet) -> None:
+        for effect in writes.effects:
+            rows = self.effects.setdefault(effect.task_id, [])
+            rows[effect.number - 1 : effect.number] = [effect]
+        for task_id, number, content in writes.payloads:
+            assert (task_id, number) not in self.payloads, "a payload is bound once"
+            self.payloads[task_id, number] = content
+        self.executed.extend(writes.statements)
 
     def _settle(self, task_id: str, state_of: Any) -> None:
         rows = self.staged.get(task_id, [])
@@ -264,7 +317,20 @@ class World:
             fields.setdefault("content", encode({"at": fields["number"]}))
         if kind is k.Fail:
             fields.setdefault("error", "it broke")
-        if kind not in (k.Stage, k.Usage):
+        if kind is k.Prepare:
+            fields["payload"] = encode(fields.pop("payload", {"to": "somebody"}))
+            fields.setdefault("slot", "mail")
+            fields.setdefault("terms", Terms("smtp"))
+            fields.setdefault("namespace", "namespace")
+        if kind in EFFECT_CALLS:
+            fields.setdefault("effect_id", self.effects[claim.task_id][-1].effect_id)
+        if kind in EXECUTION_CALLS:
+            fields.setdefault("execution", len(self.effects[claim.task_id][-1].executions))
+        if kind is k.Reconcile:
+            fields.setdefault("asked_at", self.now)
+        if fields.get("receipt") is not None:
+            fields["receipt"] = encode(fields["receipt"])
+        if kind not in (k.Stage, k.Usage, k.Evidence):
             name = self.tasks[claim.task_id].pool if claim.task_id in self.tasks else claim.pool
             fields["epoch"] = self.pools[name].epoch if epoch is None else epoch
         return self.do(kind(request_id=fields.pop("request_id", None) or self.request_id(), claim=claim, **fields))
@@ -280,7 +346,14 @@ class World:
             k.TakeOver: {"expected_generation": task.claim_generation},
             k.Discard: {"generation": task.claim_generation},
         }
-        asked = {**defaults[kind], **fields}
+        if kind in (k.Approve, k.Deny, k.Resolve):
+            effect = self.effects[task_id][-1]
+            defaults[kind] = {"effect_id": effect.effect_id, "expected_version": effect.version, "who": "P"}
+            if kind is k.Resolve:
+                defaults[kind].update(asked_at=self.now, evidence="looked", late_evidence=len(effect.evidence))
+            else:
+                defaults[kind]["payload_digest"] = effect.payload_digest
+        asked = {**defaults.get(kind, {}), **fields}
         if kind not in (k.Expire, k.Cancel):
             asked["epoch"] = self.pools[task.pool].epoch if epoch is None else epoch
         return self.do(kind(request_id=asked.pop("request_id", None) or self.request_id(), task_id=task_id, **asked))

@@ -86,11 +86,19 @@ def _commit_settled(c: Context) -> Any:
 def _commit_slots(c: Context) -> Any:
     """A statement's slot is empty: what it was bound to before is not this statement's to do."""
     task = c.task
-    for statement in c.command.statements:
+    if not c.command.statements:
+        return None
+    taken: set[tuple[str, str]] = set()
+    for position, statement in enumerate(c.command.statements):
         node = statement.node_id or task.node_id
+        if (node, statement.slot) in taken:
+            return Problem("INVALID", f"statements[{position}].slot", f"{statement.slot!r} appears twice")
+        taken.add((node, statement.slot))
         for effect in effects_of(c, task):
             if (effect.revision, effect.node_id, effect.slot) == (task.revision, node, statement.slot):
                 return Refusal(Outcome.PAYLOAD_CONFLICT, None, rules.shown(effect))
+    if task.effects + len(c.command.statements) > k.MAX_EFFECTS:
+        return Problem("INVALID", "statements", f"a task may have at most {k.MAX_EFFECTS} effects")
     return None
 
 

@@ -171,7 +171,10 @@ def took_place(effect: Effect, revision: int) -> bool:
     """It happened, or may have: a new revision, whose effects have other ids, might do it again."""
     if effect.revision != revision or effect.terms.guarantee == Guarantee.READ_ONLY:
         return False
-    return effect.state in (COMMITTED, ABANDONED) or (effect.state == ABSENT and effect.absent_ground != "CERTAIN")
+    if effect.state in (COMMITTED, ABANDONED):
+        return True
+    # DENIED may have been ABSENT before: that a further execution was refused makes the earlier one no surer.
+    return effect.state in (ABSENT, DENIED) and effect.absent_ground not in (None, "CERTAIN")
 
 
 def in_the_way(effects: Iterable[Effect], wanted: str, guarantee: str) -> tuple[str, ...]:

@@ -164,7 +164,7 @@ def _settle_act(c: Context, proof: Proof) -> Decision:
     command, effect = c.command, named(c)
     writes = guarded(c, proof)
     if command.finding == "HAPPENED":
-        effect = happened(c, effect)
+        effect = happened(c, writes, effect, "effect.settle")
         name = "effect_committed"
     else:
         nothing = _says_nothing(effect, command.why) if command.finding == "ABSENT" else None
@@ -182,9 +182,14 @@ def _settle_act(c: Context, proof: Proof) -> Decision:
     return say(c, writes, "effect.settle", Outcome.SETTLED, after, info(effect))
 
 
-def happened(c: Context, effect: Effect) -> Effect:
-    """COMMITTED, with the receipt that came along."""
+def happened(c: Context, writes: WriteSet, effect: Effect, door: str) -> Effect:
+    """COMMITTED, with the receipt that came along. A late report of another receipt makes it two effects."""
     command = c.command
+    if command.receipt is not None:
+        for late in effect.evidence:
+            if late.receipt_digest not in (None, command.receipt.digest):
+                writes.log.append(_two_effects(c, effect, door, late.receipt_digest or ""))
+                break
     return moved(
         effect, c.now, state=int(COMMITTED), receipt=command.receipt, etag=command.etag, note=None, absent_ground=None
     )
@@ -226,7 +231,7 @@ def _reconcile_act(c: Context, proof: Proof) -> Decision:
     command, effect = c.command, named(c)
     writes = guarded(c, proof)
     if command.finding == "HAPPENED":
-        effect = happened(c, effect)
+        effect = happened(c, writes, effect, "effect.reconcile")
         name = "effect_committed"
     elif command.finding == "ABSENT":
         found = rules.absent(effect, command.ground, command.asked_at, person=False)
@@ -294,25 +299,26 @@ def _evidence_news(c: Context) -> Any:
     command, effect = c.command, named(c)
     log: tuple[LogEntry, ...] = ()
     if effect.state == COMMITTED:
-        both = effect.receipt is not None and command.receipt is not None
-        if both and not rules.same_content(effect.receipt, command.receipt):
-            log = (_two_effects(c, effect),)
+        kept, said = effect.receipt, command.receipt
+        if kept is not None and said is not None and kept.digest != said.digest:
+            log = (_two_effects(c, effect, "evidence", kept.digest),)
     else:
         digest = command.receipt.digest if command.receipt is not None else None
         if (command.execution, digest) not in [(e.execution, e.receipt_digest) for e in effect.evidence]:
-            if len(effect.evidence) < k.MAX_EVIDENCE:
+            # Beyond the limit the oldest that was decided about makes room; while none is, the effect is open anyhow.
+            if len(effect.evidence) < k.MAX_EVIDENCE or effect.evidence_settled:
                 return None
     return Decision(Accepted(Outcome.RECORDED, c.task, info(effect), changed=False), log=log)
 
 
-def _two_effects(c: Context, effect: Effect) -> LogEntry:
+def _two_effects(c: Context, effect: Effect, door: str, kept: str) -> LogEntry:
     command = c.command
     return LogEntry(
         "alarm",
         c.now,
         c.pool.name,
         c.task.task_id,
-        "evidence",
+        door,
         Outcome.CONFLICT.value,
         Reason.RECEIPT.value,
         short_hash(c.claim.attempt_id),
@@ -322,7 +328,7 @@ def _two_effects(c: Context, effect: Effect) -> LogEntry:
             "slot": effect.slot,
             "execution": command.execution,
             "receipt": command.receipt.digest,
-            "kept_receipt": effect.receipt.digest if effect.receipt is not None else None,
+            "kept_receipt": kept,
         },
     )
 
@@ -339,6 +345,8 @@ def _evidence_act(c: Context, proof: Proof) -> Decision:
         etag=command.etag,
     )
     fields: dict[str, Any] = {"evidence": (*effect.evidence, kept)}
+    if len(effect.evidence) >= k.MAX_EVIDENCE:
+        fields.update(evidence=(*effect.evidence[1:], kept), evidence_settled=effect.evidence_settled - 1)
     if effect.state in (ABSENT, ABANDONED, DENIED, AWAITING_APPROVAL):
         fields.update(state=int(UNKNOWN), approval=None, note="late evidence says that it happened")
     before = EffectState(effect.state).name

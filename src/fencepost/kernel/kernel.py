@@ -17,7 +17,7 @@ from fencepost.kernel.fence import DOORS, Context, Guard
 from fencepost.kernel.graph import parents_of
 from fencepost.kernel.operations import Granted, Operation, guarded, refusal_entry, remember
 from fencepost.kernel.outcomes import Problem, Refusal
-from fencepost.kernel.records import Task
+from fencepost.kernel.records import EffectState, Task
 from fencepost.kernel.writes import Decision, Keys, Proof, Snapshot, WriteSet, _prove
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -189,11 +189,16 @@ class Kernel:
 
 
 def _need_payload(command: k.Prepare, task: Task, snapshot: Snapshot, keys: Keys) -> None:
-    """The bound payload, where the slot holds one: whoever comes next can finish what it did not start."""
+    """The bound payload, where the slot holds one: whoever comes next can finish what it did not start. And what the
+    request id was used for, where an approval may come of it or be used up."""
+    held = None
     node = command.node_id if command.node_id is not None else task.node_id
     for effect in snapshot.effects.get(task.task_id, ()):
         if (effect.revision, effect.node_id, effect.slot) == (task.revision, node, command.slot):
             keys.payloads.add((task.task_id, effect.number))
+            held = effect
+    if prepare.asks_approval(held, command) or (held is not None and held.state == EffectState.AWAITING_APPROVAL):
+        keys.requests.add(command.request_id)
 
 
 def _need_tasks(new: Sequence[k.NewTask], keys: Keys) -> None:

@@ -24,7 +24,17 @@ from fencepost.kernel.effect_rules import (
     shown,
 )
 from fencepost.kernel.fence import FENCE_HEAD, FENCE_TAIL, Compare, Context, Guard
-from fencepost.kernel.operations import Operation, changed, effects_of, guarded, refusal_entry, write_task
+from fencepost.kernel.operations import (
+    Operation,
+    changed,
+    effects_of,
+    guarded,
+    refusal_entry,
+    remember,
+    speaker,
+    used_request,
+    write_task,
+)
 from fencepost.kernel.outcomes import Outcome, Problem, Refusal
 from fencepost.kernel.records import Effect, EffectState, Execution, Guarantee, LogEntry, Task
 from fencepost.kernel.writes import Decision, Proof, WriteSet
@@ -114,6 +124,13 @@ def _prepare_over(c: Context) -> Any:
 def _prepare_request(c: Context) -> Any:
     """A request id that an execution has used starts no other: the same execution again, or RECONCILE."""
     effect = _held(c)
+    if asks_approval(effect, c.command) or (effect is not None and effect.state == AWAITING_APPROVAL):
+        # So does one that was answered APPROVAL_REQUIRED: a late copy of it uses no approval up.
+        asked = used_request(c, "effect.prepare")
+        if isinstance(asked, Problem):
+            return asked
+        if asked is not None and effect is not None:
+            return _said(c, effect, Outcome.APPROVAL_REQUIRED)
     if effect is None:
         return None
     for execution in effect.executions:
@@ -152,7 +169,7 @@ def _prepare_unapproved(c: Context) -> Any:
     return _said(c, effect, Outcome.APPROVAL_REQUIRED)
 
 
-def _asks_approval(effect: Effect | None, command: Any) -> bool:
+def asks_approval(effect: Effect | None, command: Any) -> bool:
     """Before this execution a person has to approve: where the terms say so, and always before a second one of what
     cannot be replayed. A repeat is the same effect under the same key: it was approved."""
     if effect is None:
@@ -164,7 +181,7 @@ def _asks_approval(effect: Effect | None, command: Any) -> bool:
 
 def _prepare_busy(c: Context) -> Any:
     effect, command = _held(c), c.command
-    if _asks_approval(effect, command):
+    if asks_approval(effect, command):
         return None
     guarantee = command.terms.guarantee if effect is None else effect.terms.guarantee
     wanted = "" if effect is None else effect.effect_id
@@ -188,7 +205,7 @@ def _prepare_precondition(c: Context) -> Any:
         if presented is not None and presented != rules.latest(effect).precondition:
             return Problem("INVALID", "precondition", "a repeat goes under the precondition that is bound")
         return None
-    if presented is None and not _asks_approval(effect, command):
+    if presented is None and not asks_approval(effect, command):
         return Problem("INVALID", "precondition", "CONDITIONAL needs the version that the write expects to find")
     return None
 
@@ -232,9 +249,11 @@ def _prepare_act(c: Context, proof: Proof) -> Decision:
         writes.payloads.append((task.task_id, effect.number, command.payload))
     else:
         effect = held
-    if _asks_approval(held, command):
+    if asks_approval(held, command):
         effect = moved(effect, c.now, state=int(AWAITING_APPROVAL), approval=None)
         after = write_effect(c, writes, effect, "effect_awaiting", **fields)
+        answer = {"outcome": Outcome.APPROVAL_REQUIRED.value, "effect": effect.effect_id}
+        remember(c, writes, "effect.prepare", speaker(c), answer)
         return Decision(Prepared(Outcome.APPROVAL_REQUIRED, after, effect, c.now), writes)
     repeats = effect.state == UNKNOWN
     execution = Execution(
