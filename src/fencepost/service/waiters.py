@@ -83,10 +83,8 @@ class Group:
         """Draw from a glance at this group's lane what follows, where one of it has looked before."""
         if self.version is None or self.lane is None:
             return
-        due = glance.ready[number]
-        if (
-            glance.versions.get(self.lane[0]) != self.version
-        ):  # another epoch, or the intake is closed: all must hear it
+        due, version = glance.ready[number], glance.versions.get(self.lane[0])
+        if version != self.version:  # another epoch, or the intake is closed: all must hear of it
             self.heard()
             self.wake_all()
         elif due is not None and due <= glance.now:

@@ -41,7 +41,8 @@ class Wakeups:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._groups: dict[Question | None, Group] = {}
-        self._waiting = 0
+        self._waiting = 0  # for a task
+        self._watching = 0  # for a result
         self._poller: asyncio.Task[None] | None = None
         self._look_every = store.capabilities.look_every
         self._hinting = cast("HintingStore", store) if store.capabilities.hints else None
@@ -63,14 +64,20 @@ class Wakeups:
             group = self._groups[question] = Group(question)
             self._forget_some()
         waiter = Waiter(group, wait, limit)
-        self._waiting += 1
-        if self._hinting is not None:
-            self._hinting.listen()
+        if question is None:
+            self._watching += 1
+        else:
+            self._waiting += 1
+            if self._hinting is not None:
+                self._hinting.listen()
         self._keep_awake()
         try:
             yield waiter
         finally:
-            self._waiting -= 1
+            if question is None:
+                self._watching -= 1
+            else:
+                self._waiting -= 1
             group.leave(waiter)
             if waiter.signal.is_set() and question is not None and not group.wake_one():
                 for other in self._groups.values():
@@ -149,7 +156,7 @@ class Wakeups:
         seen: int | None = None
         woken_at = watched_at = clock.elapsed()
         try:
-            while self._waiting:
+            while self._waiting or self._watching:
                 await asyncio.sleep(POLL * (0.75 + random.random() / 2))
                 try:
                     version = await self._store.version()
@@ -169,13 +176,13 @@ class Wakeups:
         watched_at = clock.elapsed()
         self._next_glance = watched_at + self._period()
         try:
-            while self._waiting or self._lapsed is not None:
+            while self._waiting or self._watching or self._lapsed is not None:
                 now = clock.elapsed()
                 if now - watched_at >= AT_LEAST:
                     watched_at = now
                     self._wake_watchers()
-                if self._next_glance > now:
-                    await asyncio.sleep(min(self._next_glance - now, BETWEEN))
+                if self._next_glance > now or not (self._waiting or self._lapsed):
+                    await asyncio.sleep(min(max(self._next_glance - now, POLL), BETWEEN))
                 else:
                     await self._glance()
         finally:

@@ -7,7 +7,7 @@ for one: for whoever waits for it in this very process, else for one other proce
 lock on the connection that it listens on, and the sender picks among those at random. A process that was picked and
 cannot use the hint passes it on, to one other again, after a few tries to all. And who made a task ready, and told
 somebody, looks a moment later whether the task was taken; where it was not (the one who was told has died, or sleeps),
-it tells all who wait.
+it tells a few more, and after another moment all who wait.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ MOST_TIMERS = 1000
 LONGEST = 3600.0
 # How often a hint that nobody can use is passed on to one other before it goes to all who wait.
 MOST_HOPS = 3
-# So many seconds after a hint its sender looks whether the task was taken; at so many tasks at most.
+# So many seconds after a hint its sender looks whether the task was taken, at so many tasks at most, and tells so many
+# more; after as long again, all.
 CHECK_AFTER = 0.25
 MOST_CHECKED = 100
+MORE = 2
 # How long a listener that lost its connection waits before it tries again, and one that the server refused.
 RETRY = 1.0
 RETRY_REFUSED = 30.0
@@ -57,7 +59,7 @@ Where = tuple[str, str, str]  # pool, queue, kind
 class Hint(msgspec.Struct, frozen=True, array_like=True):
     places: tuple[Where, ...] = ()  # where something became ready; none: anywhere
     told: tuple[int, ...] = ()  # who heard of it and could not use it
-    to_all: bool = False  # who wait: then nobody passes it on
+    final: bool = False  # nobody passes it on
 
 
 # $1 payload, $2 how many of the processes that wait are told, $3 who is not.
@@ -68,7 +70,7 @@ SELECT count(pg_notify('{CHANNEL}_' || w.objid, $1)) FROM (
         AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     ) l WHERE l.objid <> ALL($3::oid[]) ORDER BY random() LIMIT $2
 ) w"""
-_LEFT = f"SELECT DISTINCT pool, queue, kind FROM fencepost.task WHERE task_id = ANY($1::text[]) AND state = {READY:d}"
+_LEFT = f"SELECT task_id, pool, queue, kind FROM fencepost.task WHERE task_id = ANY($1::text[]) AND state = {READY:d}"
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Hint).decode
@@ -112,7 +114,7 @@ class Notifier:
         self._wanted: Counter[Where] = Counter()
         self._sample: list[str] = []  # of the tasks that are counted there
         self._passed: list[Hint] = []
-        self._unsure: list[str] = []  # that somebody was told of
+        self._unsure: dict[str, bool] = {}  # that somebody was told of; whether a few more have been told
         self._timers: set[asyncio.TimerHandle] = set()
         self._check: asyncio.TimerHandle | None = None
         self._checking: asyncio.Task[None] | None = None
@@ -160,7 +162,7 @@ class Notifier:
                         if wanted and await self._tell(con, Hint(tuple(wanted)), min(wanted.total(), _ALL)):
                             self._check_later(sample)
                         for hint in passed:
-                            await self._tell(con, hint, _ALL if hint.to_all else 1)
+                            await self._tell(con, hint, _ALL if hint.final else 1)
                 except (Unavailable, asyncpg.PostgresError, *BROKEN):  # a full queue of notifications, say
                     return  # whoever waits looks by itself
                 await asyncio.sleep(BETWEEN)
@@ -180,14 +182,14 @@ class Notifier:
         """How many were told."""
         text = _encode(hint).decode()
         if len(text.encode()) > _MOST_BYTES:
-            text = _encode(Hint((), hint.told, hint.to_all)).decode()
+            text = _encode(Hint((), hint.told, hint.final)).decode()
         return int(await con.fetchval(_TELL, text, most, [self._here.slot, *hint.told]))
 
     # whether it was heard -----------------------------------------------------------------------
 
     def _check_later(self, task_ids: Collection[str]) -> None:
         if len(self._unsure) < MOST_CHECKED:
-            self._unsure.extend(task_ids)
+            self._unsure.update(dict.fromkeys(task_ids, False))
             self._plan_check()
 
     def _plan_check(self) -> None:
@@ -199,15 +201,20 @@ class Notifier:
         self._checking = asyncio.create_task(self._look_after(), name="fencepost-notify-again")
 
     async def _look_after(self) -> None:
-        """Tell all who wait what nobody has taken of what one was told."""
-        unsure, self._unsure = self._unsure, []
+        """Tell others of what nobody has taken that one was told of."""
+        unsure, self._unsure = self._unsure, {}
         try:
             async with self._connection() as con:
-                left: tuple[Where, ...] = tuple((row[0], row[1], row[2]) for row in await con.fetch(_LEFT, unsure))
-                if left:
-                    for where in left:
-                        self._here.ready(where)
-                    await self._tell(con, Hint(left, to_all=True), _ALL)
+                rows = await con.fetch(_LEFT, list(unsure))
+                for again in (False, True):
+                    left = {row[0]: (row[1], row[2], row[3]) for row in rows if unsure[row[0]] is again}
+                    if left:
+                        places = tuple(dict.fromkeys(left.values()))
+                        for where in places:
+                            self._here.ready(where)
+                        await self._tell(con, Hint(places, final=True), _ALL if again else MORE * len(places))
+                        if not again:
+                            self._unsure.update(dict.fromkeys(left, True))
         except (Unavailable, asyncpg.PostgresError, *BROKEN):
             return  # whoever waits looks by itself
         finally:
@@ -294,9 +301,9 @@ class Listener:
         if not hint.places:
             self._here.changed()
         left = unwanted(hint.places, self._here)
-        if left and not hint.to_all:
+        if left and not hint.final:
             told = (*hint.told, self._here.slot)
-            self._notifier.pass_on(Hint(left, told, to_all=len(told) > MOST_HOPS))
+            self._notifier.pass_on(Hint(left, told, final=len(told) > MOST_HOPS))
 
     async def close(self) -> None:
         self._here.subscribers.clear()
