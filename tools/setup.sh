@@ -16,7 +16,7 @@ inside=$venv/bin/python
 # Rounded up from a fresh installation on Linux; they tell a reader what to expect and decide nothing.
 case $profile in
     runtime) download=10 disk=60 ;;
-    dev) download=40 disk=170 ;;
+    dev) download=150 disk=560 ;;
     *) echo "setup: no profile '$profile' (runtime or dev)" >&2; exit 2 ;;
 esac
 

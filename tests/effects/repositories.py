@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.effects.base import Call, Deadline, Declaration, Guarantee
-from fencepost.effects.git import GitDownstream
+from fencepost.effects.git import Git
 from tools.postgres_server import free_port
 
 MAIN = "refs/heads/main"
@@ -134,7 +134,7 @@ class CuttingProxy:
         self.hold: asyncio.Event | None = None  # a push waits for it before the server sees it
         self.held = asyncio.Event()
         self._server: asyncio.Server | None = None
-        self._serving: set[Any] = set()
+        self._serving: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
 
     async def __aenter__(self) -> CuttingProxy:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -144,12 +144,17 @@ class CuttingProxy:
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
-        for task in list(self._serving):
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        if self.hold is not None:
+            self.hold.set()
+        for writer in self._serving.values():
+            writer.transport.abort()
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=5)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._serving.add(asyncio.current_task())
+        me = asyncio.current_task()
+        assert me is not None
+        self._serving[me] = writer
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
         try:
             size = await reader.readexactly(4)
@@ -180,7 +185,7 @@ class CuttingProxy:
         except (ConnectionError, asyncio.IncompleteReadError):
             return  # either side may leave at any time
         finally:
-            self._serving.discard(asyncio.current_task())
+            del self._serving[me]
             writer.transport.abort()
             far_writer.transport.abort()
 
@@ -211,10 +216,10 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         return
 
 
-def git_to(url: str, *, timeout: float = 20.0, **more: Any) -> GitDownstream:
+def git_to(url: str, *, timeout: float = 20.0, **more: Any) -> Git:
     more = more if "refs" in more else {"ref": MAIN, **more}
     declaration = Declaration(name="repo", guarantee=Guarantee.CONDITIONAL)
-    return GitDownstream(declaration, url, timeout=timeout, **more)
+    return Git(declaration, url, timeout=timeout, **more)
 
 
 def call(bound: Any, precondition: str, *, execution: int = 1, generation: int = 1, within: float = 10.0) -> Call:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fencepost.effects.base import Absent, Call, Gone, Happened, Standing, StillUnknown, Unknown
-from fencepost.effects.git import GitDownstream
+from fencepost.effects.git import Git
 from fencepost.effects.git_payload import Ground
 from fencepost.errors import InvalidRequest, Unavailable
 from tests.effects.repositories import EFFECT, MAIN, PAYLOAD, CuttingProxy, Daemon, Remote, call, git_to
@@ -25,7 +25,7 @@ def remote(tmp_path: Path) -> Remote:
 
 
 @pytest.fixture
-async def git(remote: Remote) -> AsyncIterator[GitDownstream]:
+async def git(remote: Remote) -> AsyncIterator[Git]:
     downstream = git_to(str(remote.path))
     yield downstream
     await downstream.close()
@@ -51,12 +51,12 @@ async def _held(proxy: CuttingProxy, pushing: asyncio.Future[Any]) -> None:
     assert held.done(), pushing.result() if pushing.done() else "no push arrived"
 
 
-async def prepared(git: GitDownstream, payload: Any = PAYLOAD, **more: Any) -> Call:
+async def prepared(git: Git, payload: Any = PAYLOAD, **more: Any) -> Call:
     bound = await git.bind(payload, 1)
     return call(bound, await git.precondition(bound), **more)
 
 
-async def test_a_push_is_one_commit_that_names_its_effect_and_generation(remote: Remote, git: GitDownstream) -> None:
+async def test_a_push_is_one_commit_that_names_its_effect_and_generation(remote: Remote, git: Git) -> None:
     before = remote.tip()
     found = await git.execute(await prepared(git))
     assert isinstance(found, Happened)
@@ -70,7 +70,7 @@ async def test_a_push_is_one_commit_that_names_its_effect_and_generation(remote:
 
 
 async def test_the_same_effect_is_the_same_commit_on_every_machine_and_a_repeated_push_changes_nothing(
-    remote: Remote, git: GitDownstream
+    remote: Remote, git: Git
 ) -> None:
     first = await prepared(git)
     other = git_to(str(remote.path))
@@ -94,7 +94,7 @@ def _ground(of: Call) -> Ground:
     return Ground.read(of.precondition)
 
 
-async def test_a_ref_that_moved_on_is_never_pushed_to(remote: Remote, git: GitDownstream) -> None:
+async def test_a_ref_that_moved_on_is_never_pushed_to(remote: Remote, git: Git) -> None:
     late = await prepared(git)
     theirs = remote.push("b.txt", "B\n")
     found = await git.execute(late)
@@ -154,14 +154,14 @@ async def test_a_push_that_never_arrived_is_unknown_and_the_ref_still_stands(
     await git.close()
 
 
-async def test_a_ref_that_moved_on_without_it_is_gone(remote: Remote, git: GitDownstream) -> None:
+async def test_a_ref_that_moved_on_without_it_is_gone(remote: Remote, git: Git) -> None:
     sent = await prepared(git)
     remote.push("b.txt", "B\n")
     found = await git.query(sent)
     assert isinstance(found, Gone) and found.ground == "MOVED_ON"
 
 
-async def test_a_ref_that_was_rewritten_proves_nothing_and_is_for_a_person(remote: Remote, git: GitDownstream) -> None:
+async def test_a_ref_that_was_rewritten_proves_nothing_and_is_for_a_person(remote: Remote, git: Git) -> None:
     sent = await prepared(git)
     assert isinstance(await git.execute(sent), Happened)
     remote.somebody("commit", "-q", "--amend", "-m", "rewritten")
@@ -170,7 +170,7 @@ async def test_a_ref_that_was_rewritten_proves_nothing_and_is_for_a_person(remot
     assert isinstance(found, StillUnknown) and found.moved_on
 
 
-async def test_a_ref_that_is_gone_proves_nothing(remote: Remote, git: GitDownstream) -> None:
+async def test_a_ref_that_is_gone_proves_nothing(remote: Remote, git: Git) -> None:
     sent = await prepared(git)
     remote.git("update-ref", "-d", MAIN)
     found = await git.query(sent)
@@ -190,13 +190,13 @@ async def test_a_history_that_the_remote_itself_cut_off_proves_nothing(remote: R
     await git.close()
 
 
-async def test_a_squash_of_it_still_names_it(remote: Remote, git: GitDownstream) -> None:
+async def test_a_squash_of_it_still_names_it(remote: Remote, git: Git) -> None:
     sent = await prepared(git)
     remote.push("b.txt", "B\n", message=f"Squashed\n\n* Say A\n\nFencepost-Effect: {EFFECT}\n\n* and more")
     assert isinstance(await git.query(sent), Happened)
 
 
-async def test_another_effect_that_merely_mentions_it_is_not_it(remote: Remote, git: GitDownstream) -> None:
+async def test_another_effect_that_merely_mentions_it_is_not_it(remote: Remote, git: Git) -> None:
     sent = await prepared(git)
     remote.push("b.txt", "B\n", message=f"About\n\nsee Fencepost-Effect: {EFFECT} for more")
     assert isinstance(await git.query(sent), Gone)
@@ -216,7 +216,7 @@ async def test_an_unreachable_remote_is_absent_before_the_push_and_unavailable_b
     await git.close()
 
 
-async def test_a_hook_that_declines_is_absent(remote: Remote, git: GitDownstream) -> None:
+async def test_a_hook_that_declines_is_absent(remote: Remote, git: Git) -> None:
     hook = remote.path / "hooks" / "pre-receive"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text("#!/bin/sh\nexit 1\n")
@@ -226,7 +226,7 @@ async def test_a_hook_that_declines_is_absent(remote: Remote, git: GitDownstream
     assert remote.commits() == 1
 
 
-async def test_nothing_is_pushed_after_send_by(remote: Remote, git: GitDownstream) -> None:
+async def test_nothing_is_pushed_after_send_by(remote: Remote, git: Git) -> None:
     found = await git.execute(await prepared(git, within=-1.0))
     assert isinstance(found, Unknown)
     assert remote.commits() == 1
@@ -254,7 +254,7 @@ async def test_a_push_that_takes_too_long_or_is_cancelled_is_ended(
     await git.close()
 
 
-def _runs_here(git: GitDownstream) -> list[str]:
+def _runs_here(git: Git) -> list[str]:
     """What still runs in this downstream's folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -292,7 +292,7 @@ async def test_an_empty_repository_gets_its_first_commit(tmp_path: Path) -> None
     await git.close()
 
 
-async def test_files_are_written_taken_away_and_keep_their_mode(remote: Remote, git: GitDownstream) -> None:
+async def test_files_are_written_taken_away_and_keep_their_mode(remote: Remote, git: Git) -> None:
     remote.make_executable("README")
     remote.push("old.txt", "old\n")
     payload = {
@@ -316,7 +316,7 @@ async def test_files_are_written_taken_away_and_keep_their_mode(remote: Remote, 
     assert trailers == "Signed-off-by,Fencepost-Effect,Fencepost-Generation"
 
 
-async def test_files_that_do_not_fit_what_is_there_are_refused(remote: Remote, git: GitDownstream) -> None:
+async def test_files_that_do_not_fit_what_is_there_are_refused(remote: Remote, git: Git) -> None:
     remote.push("folder/file", "x\n")
     for files in ({"README/inside": "x"}, {"folder": "x"}, {"folder": None}):
         found = await git.execute(await prepared(git, {"files": files, "message": "m"}))

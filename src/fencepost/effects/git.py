@@ -42,10 +42,10 @@ from fencepost.effects.base import (
     Unknown,
 )
 from fencepost.effects.git_payload import EFFECT, NOWHERE, Ground, Rules, body, check_person, check_ref, commit, names
-from fencepost.effects.git_process import Git, Said, TookTooLong, check_url
+from fencepost.effects.git_process import Runner, Said, TookTooLong, check_url
 from fencepost.errors import InvalidRequest, Unavailable
 
-__all__ = ["GitDownstream"]
+__all__ = ["Git"]
 
 _OURS = "refs/fencepost/"  # in our own repository alone; it is never pushed
 _AUTHOR = "fencepost <fencepost@localhost>"
@@ -71,7 +71,7 @@ class _Rewritten(Exception):
     """The ref's history since the bound precondition is not all there, so it proves nothing."""
 
 
-class GitDownstream:
+class Git:
     """One remote repository, and the refs that may be pushed to.
 
     `ref`: the one ref; or `refs`: patterns that a payload's own `ref` must meet. `base`: the ref that a new ref starts
@@ -115,7 +115,7 @@ class GitDownstream:
         self._base = base
         self._temporary = None if cache is not None else Path(tempfile.gettempdir()) / f"fencepost-git-{uuid.uuid4()}"
         self._folder = cache or self._temporary or Path()
-        self._git = Git(
+        self._git = Runner(
             self._folder,
             self.url,
             user=user,

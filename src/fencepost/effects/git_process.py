@@ -67,7 +67,7 @@ def check_url(url: object, field: str) -> str:
     return url
 
 
-class Git:
+class Runner:
     """Runs git on one bare repository of ours, made when it is first needed."""
 
     def __init__(
@@ -154,7 +154,7 @@ class Git:
                 "git",
                 *arguments,
                 cwd=self.folder,
-                env=self._environment | {"GIT_DIR": str(self.folder)} | environment,
+                env=self._environment | {"GIT_DIR": str(self.folder)} | dict(environment),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
