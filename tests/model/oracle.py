@@ -14,6 +14,7 @@ END_COMMITTED, END_EXPIRED, END_RELEASED, END_FAILED = 1, 2, 3, 4
 STAGED = 1
 
 PROTOCOL, EPOCH, GENERATION, OWNER, GRANT, CANCEL, INPUT, STATE, VERSION, REVISION, INTAKE = (1 << n for n in range(11))
+PAYLOAD, EXECUTION, PREPARER = 2048, 4096, 8192
 FENCE = PROTOCOL | EPOCH | GENERATION | OWNER | GRANT | CANCEL | INPUT | STATE
 
 FENCED_DOORS = frozenset({"renew", "checkpoint", "commit", "release", "fail"})
@@ -28,6 +29,12 @@ MASKS = {
     "revise": PROTOCOL | EPOCH | REVISION | STATE,
     "take_over": PROTOCOL | EPOCH | GENERATION | STATE,
     "discard": PROTOCOL | EPOCH | GENERATION,
+    "effect.prepare": FENCE | PAYLOAD,
+    **dict.fromkeys(("effect.reserve", "effect.settle", "effect.reconcile"), FENCE | EXECUTION),
+    "effect.withdraw": FENCE,
+    "evidence": PROTOCOL | PREPARER,
+    **dict.fromkeys(("approve", "deny"), PROTOCOL | EPOCH | PAYLOAD | VERSION | STATE),
+    "resolve": PROTOCOL | EPOCH | VERSION | STATE,
 }
 EPOCH_FREE_DOORS = frozenset({"submit", "cancel", "expire", "stage"})
 

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from fencepost.kernel import commands as k
+from fencepost.kernel.commit import commit_digest
 from fencepost.kernel.kernel import Kernel
 from fencepost.kernel.operations import Accepted, Granted
 from fencepost.kernel.records import End, Event, Pool, Request, ResultCommit, Staged, StagedState, State, Task
-from fencepost.kernel.commit import commit_digest
 from fencepost.kernel.writes import Snapshot, WriteSet
 from tests.model.calls import (
     AGE,
