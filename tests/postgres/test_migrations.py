@@ -9,11 +9,15 @@ import pytest
 
 import fencepost
 from fencepost.errors import StoreRefused, Unavailable
+from fencepost.kernel.digests import encode
+from fencepost.kernel.records import Task
+from fencepost.stores import codec
 from fencepost.stores import postgres_migrations as migrations
-from fencepost.stores.postgres import migrate, migration_status
+from fencepost.stores.postgres import PostgresStore, migrate, migration_status
 from fencepost.stores.schema import Migration, newest
 from tests.postgres.conftest import Open
 from tests.postgres.server import Server
+from tests.stores.building import applying, effect, loading, task, with_effects
 
 SHIPPED = migrations.shipped()
 VERSION = newest(SHIPPED) + 1
@@ -62,6 +66,52 @@ async def test_this_code_works_on_the_schema_that_the_next_release_has_prepared(
     await migrate(url, shipped=(*SHIPPED, NEXT, AFTER))
     with pytest.raises(StoreRefused, match="newer than this release"):
         await opened()
+
+
+async def test_the_release_before_effects_works_on_the_schema_that_this_one_has_prepared(server: Server) -> None:
+    """It names its columns, and knows nothing of one more: its tasks have no effects, and what it writes of others'
+    leaves them alone."""
+    first = tuple(step for step in SHIPPED if step.version == 1)
+    name = await server.new_database()
+    url = server.url(name)
+    con = await asyncpg.connect(url)
+    try:
+        await migrate(url, create=True, shipped=first)
+        columns = await con.fetch(
+            "SELECT attname::text FROM pg_attribute WHERE attrelid = 'fencepost.task'::regclass "
+            "AND attnum > 0 AND NOT attisdropped"
+        )
+        theirs = [row[0] for row in columns]
+        assert set(codec.TASK_COLUMNS) - set(theirs) == {"effects"}
+
+        async def submit(one: Task) -> None:
+            row = dict(zip(codec.TASK_COLUMNS, codec.task_row(one), strict=True))
+            names = ", ".join(f'"{column}"' for column in theirs)
+            places = ", ".join(f"${n}" for n in range(1, len(theirs) + 1))
+            await con.execute(
+                f"INSERT INTO fencepost.task ({names}) VALUES ({places})", *(row[column] for column in theirs)
+            )
+
+        await submit(task("before"))
+        assert [step.version for step in await migrate(url)] == [step.version for step in SHIPPED if step.version > 1]
+        await submit(task("after"))
+        store = await PostgresStore.open(url, create=False)
+        try:
+            assert (await store.run(loading(tasks=["before", "after"]))).tasks == {
+                "before": task("before"),
+                "after": task("after"),
+            }
+            for of in ("before", "after"):
+                made = with_effects(task(of), effect(of), payloads={1: encode(1)})
+                assert await store.run(applying(made)) == [True]
+            await con.execute("UPDATE fencepost.task SET state_version = 3, owner_id = 'old' WHERE task_id = 'after'")
+            found = await store.run(loading(tasks=["after"], effects=["after"]))
+            assert (found.tasks["after"].effects, found.effects["after"]) == (1, [effect("after")])
+        finally:
+            await store.close()
+    finally:
+        await con.close()
+        await server.drop_database(name)
 
 
 async def test_a_step_gives_way_to_a_long_transaction_instead_of_holding_up_all_workers(
@@ -115,6 +165,8 @@ async def test_a_schema_change_under_twenty_workers_loses_no_claim_and_no_worker
             "checkpoint",
             "staged",
             "dependency",
+            "effect",
+            "effect_payload",
         ):
             await con.execute(f"ALTER TABLE fencepost.{table} ADD COLUMN noise text")
         for name in ("task_ready", "task_claimed"):

@@ -53,6 +53,15 @@ TAMPERING = [
     "UPDATE fencepost.task SET task_id = 'mine'",
     "UPDATE fencepost.task SET pruned_to_version = state_version",
     "UPDATE fencepost.dependency SET parent_id = 'mine'",
+    "UPDATE fencepost.effect SET effect_id = 'mine'",
+    "UPDATE fencepost.effect SET payload_digest = 'mine'",
+    "UPDATE fencepost.effect SET terms = '{}'",
+    "UPDATE fencepost.effect SET slot = 'mine'",
+    "UPDATE fencepost.effect SET number = 7",
+    "UPDATE fencepost.effect_payload SET data = 'x'",
+    "UPDATE fencepost.effect_payload SET digest = 'x'",
+    "DELETE FROM fencepost.effect",
+    "DELETE FROM fencepost.effect_payload",
     "DELETE FROM fencepost.event",
     "DELETE FROM fencepost.log",
     "DELETE FROM fencepost.result",
@@ -73,6 +82,7 @@ TAMPERING = [
 OPERATORS_MAY = {
     "UPDATE fencepost.result SET data = 'x'",  # prune empties it; column by column is as fine as grants go
     "UPDATE fencepost.task SET pruned_to_version = state_version",
+    "UPDATE fencepost.effect_payload SET data = 'x'",
     "DELETE FROM fencepost.event",
     "DELETE FROM fencepost.log",
     "DELETE FROM fencepost.request",
@@ -159,6 +169,18 @@ async def test_missing_rights_are_named(server: Server, database: str) -> None:
     async with await fencepost.connect(of("hand", server, database), create=False) as client:
         report = await client.report("doctor")
     assert (report["role"], report["missing_rights"]) == ("none", ["INSERT on event"])
+
+
+async def test_rights_that_a_later_migration_asks_for_are_missing_until_the_roles_are_made_again(
+    server: Server, database: str
+) -> None:
+    await server.administer("REVOKE ALL ON fencepost.effect FROM fencepost_worker", database=database)
+    async with await fencepost.connect(of("hand", server, database), create=False) as client:
+        report = await client.report("doctor")
+        assert (report["role"], report["missing_rights"]) == ("none", ["INSERT on effect", "UPDATE on effect"])
+        await server.administer(roles_sql(), database=database)
+        report = await client.report("doctor")
+        assert (report["role"], report["missing_rights"]) == ("worker", [])
 
 
 async def test_the_sql_may_be_run_again_and_gives_back_what_was_taken_or_lent(server: Server, database: str) -> None:

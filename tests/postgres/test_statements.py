@@ -15,9 +15,11 @@ from fencepost.kernel.records import Content, EffectState, State, Statement, Tas
 from fencepost.kernel.writes import WriteSet
 from fencepost.stores import postgres_statements
 from fencepost.stores.postgres import PostgresStore
+from tests.postgres.bouncer import bouncing
 from tests.postgres.callers import Join
 from tests.postgres.conftest import Open
-from tests.postgres.server import Server
+from tests.postgres.databases import MOVABLE_CLOCK
+from tests.postgres.server import Missing, Server
 from tests.postgres.test_applying import claimed, committed
 from tests.stores.building import applying, effect, encode, insert, loading, statement, task
 
@@ -58,6 +60,7 @@ TOUCHING = [
     "SELECT public.reaches_in()",
     "INSERT INTO public.triggered VALUES (1)",
     "SELECT public.empties()",
+    "INSERT INTO public.refers VALUES ('a')",
 ]
 OBJECTS = """
 CREATE TABLE public.business (row text UNIQUE);
@@ -70,6 +73,7 @@ CREATE FUNCTION public.reaches_in() RETURNS int LANGUAGE sql AS
     'UPDATE fencepost.task SET priority = 7 RETURNING 1';
 CREATE FUNCTION public.empties() RETURNS int LANGUAGE plpgsql AS
     'BEGIN TRUNCATE fencepost.request; RETURN 1; END';
+CREATE TABLE public.refers (task_id text REFERENCES fencepost.task);
 CREATE TABLE public.triggered (n int);
 CREATE FUNCTION public.trigger() RETURNS trigger LANGUAGE plpgsql AS
     'BEGIN UPDATE fencepost.task SET priority = 7; RETURN NEW; END';
@@ -265,6 +269,28 @@ async def test_settings_that_a_statement_leaves_behind_reach_no_other(
     assert await store.run(applying(with_statements(first, statement(leaves)))) == [True]
     assert await store.run(applying(with_statements(second, statement("INSERT INTO business VALUES ('x')")))) == [True]
     assert await business.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 77") == 0
+
+
+async def test_through_a_pooler_a_statement_is_as_safe(
+    database: str, business: asyncpg.Connection, store: PostgresStore
+) -> None:
+    try:
+        url = bouncing().url(database)
+    except Missing as error:
+        pytest.skip(str(error))
+    pooled = await PostgresStore.open(url, clock=MOVABLE_CLOCK)
+    try:
+        one = await running(pooled)
+        for sql in ("COMMIT", "SELECT 1; COMMIT", "SELECT 1 / 0", TOUCHING[0], TOUCHING[4]):
+            for _ in range(4):  # one after the other on whichever server connection there is
+                with pytest.raises(StatementFailed):
+                    await pooled.run(applying(with_statements(one, statement(sql))))
+        await nothing_came_of_it(store, one, business)
+        made = with_statements(one, statement("INSERT INTO public.business VALUES ($1)", "paid"))
+        assert await pooled.run(applying(made)) == [True]
+        assert await business.fetchval("SELECT row FROM public.business") == "paid"
+    finally:
+        await pooled.close()
 
 
 # inside a caller's own transaction ----------------------------------------------------------------
