@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 
 import asyncpg
 import pytest
@@ -16,16 +17,26 @@ from tests.postgres.stage import PostgresStage, on_postgres
 __all__ = ["stage"]
 
 
+# Looks at the queue that one new task may set off, however many wait: who takes it looks once more whether there is
+# another, and so does one who waits beside it. On a machine so busy that nobody takes it for a moment, more are told.
+LOOKS = 4
+MOST_LOOKS = 12
+
+
+def look_or_not(sql: bytes) -> str:
+    return "look" if b"fencepost.input i" in sql and b"t.state = 1" in sql else "other"
+
+
 async def idle(stage: PostgresStage, *, processes: int, workers: int, slots: int, seconds: float) -> None:
-    """Prints what idling costs, and what one new task does. The figures are measured, not asserted: below one statement
-    per second and process is the goal, and it is not reached yet (about two, and five with fifty workers a client)."""
+    """Idling costs less than one statement a second and process, and a new task wakes a few, however many wait."""
     client = await stage.client()
     async with proxy_before(stage.server.port) as proxy:
+        proxy.name = look_or_not
         url = f"postgresql://tester@127.0.0.1:{proxy.port}/{stage.database}?sslmode=disable"
         crowd = [await stage.program("idlers", url, f"p{n}", str(workers), str(slots)) for n in range(processes)]
         for program in crowd:
             await program.reaches("connected")
-        await asyncio.sleep(2.0)  # until all have looked and wait
+        await asyncio.sleep(3.0)  # until all have looked and wait
         proxy.statements.clear()
         await asyncio.sleep(seconds)
         rate = proxy.statements.total() / seconds / processes
@@ -33,17 +44,20 @@ async def idle(stage: PostgresStage, *, processes: int, workers: int, slots: int
             f"{rate:.2f} statements per second and process, {processes} processes of {workers} workers "
             f"with {slots} slots each: {dict(proxy.statements)}"
         )
-        assert rate > 0
+        assert rate < 1.0
 
         spent = []
-        for n in range(5):
+        for n in range(9):
             proxy.statements.clear()
             await client.submit(NewTask(n, task_id=f"t{n}", kind="echo"))
             assert isinstance(await client.result(f"t{n}", wait=20.0), Result)
             await asyncio.sleep(0.3)  # for whoever was woken in vain
             spent.append(dict(proxy.statements))
         print(f"one new task: {spent}")
-        assert sum(program.count("started") for program in crowd) == 5
+        looks = [each["look"] for each in spent]
+        assert statistics.median(looks) <= LOOKS
+        assert max(looks) <= MOST_LOOKS
+        assert sum(program.count("started") for program in crowd) == 9
         for program in crowd:
             program.tell("end")
         for program in crowd:
