@@ -52,7 +52,7 @@ async def _held(proxy: CuttingProxy, pushing: asyncio.Future[Any]) -> None:
 
 
 async def prepared(git: Git, payload: Any = PAYLOAD, **more: Any) -> Call:
-    bound = await git.bind(payload, 1)
+    bound = await git.bind_for(payload, 1)
     return call(bound, await git.precondition(bound), **more)
 
 
@@ -183,7 +183,7 @@ async def test_a_history_that_the_remote_itself_cut_off_proves_nothing(remote: R
     git = git_to(f"file://{tmp_path}/shallow.git")
     for number in range(3):
         remote.push("n.txt", f"{number}\n")
-    sent = call(await git.bind(PAYLOAD, 1), remote.git("rev-parse", f"{MAIN}~2"))
+    sent = call(await git.bind_for(PAYLOAD, 1), remote.git("rev-parse", f"{MAIN}~2"))
     remote.git("clone", "-q", "--bare", "--depth=1", f"file://{remote.path}", f"{tmp_path}/shallow.git")
     found = await git.query(sent)
     assert isinstance(found, StillUnknown)
@@ -206,7 +206,7 @@ async def test_an_unreachable_remote_is_absent_before_the_push_and_unavailable_b
     remote: Remote, tmp_path: Path
 ) -> None:
     git = git_to(str(tmp_path / "nowhere.git"))
-    bound = await git.bind(PAYLOAD, 1)
+    bound = await git.bind_for(PAYLOAD, 1)
     with pytest.raises(Unavailable):
         await git.precondition(bound)
     found = await git.execute(call(bound, remote.tip()))
@@ -362,7 +362,7 @@ async def test_a_payload_that_cannot_be_sent_is_refused_by_name(payload: Any, fi
 
 async def test_a_successor_knows_its_own_payload_again_whenever_it_was_bound() -> None:
     git = git_to("/nowhere")
-    bound = await git.bind(PAYLOAD, 1) | {"at": 1}
+    bound = await git.bind_for(PAYLOAD, 1) | {"at": 1}
     assert await git.same(bound, PAYLOAD)
     assert not await git.same(bound, PAYLOAD | {"message": "Say B"})
 

@@ -32,6 +32,7 @@ __all__ = [
     "Absent",
     "Answers",
     "Binds",
+    "BindsFor",
     "Call",
     "Checked",
     "Checks",
@@ -378,6 +379,13 @@ class Binds(Downstream, Protocol):
 
 
 @runtime_checkable
+class BindsFor(Binds, Protocol):
+    async def bind_for(self, payload: Any, generation: int) -> Any:
+        """`bind`, called in its place where what is sent names the generation and yet has to be the same in every
+        execution (a commit's id covers its message): that of the claim which bound it first is fixed here."""
+
+
+@runtime_checkable
 class Earns(Downstream, Protocol):
     async def earn(self) -> Declaration:
         """The declaration as this server earns it; tried once and kept. Asked before each prepare."""
@@ -402,7 +410,7 @@ _NEEDS: dict[Guarantee, tuple[str, ...]] = {
     Guarantee.READ_ONLY: ("execute",),
     Guarantee.NON_REPLAYABLE: ("execute",),
 }
-_OPTIONAL = ("query", "bind", "same", "earn", "check", "close")
+_OPTIONAL = ("query", "bind", "bind_for", "same", "earn", "check", "close")
 
 
 def check_downstream(downstream: Any, declaration: Declaration | None = None) -> Declaration:

@@ -128,8 +128,12 @@ class Git:
 
     # before the prepare ---------------------------------------------------------------------------
 
-    async def bind(self, payload: Any, generation: int | None = None) -> Any:
+    async def bind(self, payload: Any) -> Any:
         """`payload` with everything that goes into the commit. Raises InvalidRequest naming the field."""
+        return self._rules.bind(payload, wall_us() // 1_000_000, None)
+
+    async def bind_for(self, payload: Any, generation: int) -> Any:
+        """The same, with the generation that the commit names, whoever pushes it in the end."""
         return self._rules.bind(payload, wall_us() // 1_000_000, generation)
 
     async def same(self, bound: Any, payload: Any) -> bool:

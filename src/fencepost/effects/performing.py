@@ -24,6 +24,7 @@ from fencepost.effects.base import (
     Absent,
     Answers,
     Binds,
+    BindsFor,
     Call,
     Conditional,
     Deadline,
@@ -115,7 +116,10 @@ async def perform(
         if value not in known:
             raise InvalidRequest(name, f"must be one of {', '.join(known)}, got {value!r}")
     declaration = await declared(downstream)
-    bound = await downstream.bind(payload) if isinstance(downstream, Binds) else payload
+    if isinstance(downstream, BindsFor):
+        bound = await downstream.bind_for(payload, port.generation)
+    else:
+        bound = await downstream.bind(payload) if isinstance(downstream, Binds) else payload
     if declaration.guarantee == Guarantee.TRANSACTIONAL:
         return await port.defer(slot, bound, declaration.downstream, node_id=node_id)
     # Two calls for one slot in this process go one after the other: the second finds the first one's receipt.
