@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import asyncpg
 import pytest
 import pytest_asyncio
 
 import fencepost
-from fencepost.errors import StoreRefused
+from fencepost.errors import StatementFailed, StoreRefused
 from fencepost.service import maintenance
 from fencepost.stores.postgres import PostgresStore
 from fencepost.stores.postgres_roles import roles_sql
 from fencepost.wire import NewTask
-from tests.postgres.databases import new_database
+from tests.postgres.databases import MOVABLE_CLOCK, new_database
 from tests.postgres.server import Server
+from tests.postgres.test_applying import committed
+from tests.postgres.test_applying_effects import claims, prepared, settled
+from tests.stores.building import applying, statement
 
 
 def of(user: str, server: Server, database: str) -> str:
@@ -113,6 +117,34 @@ async def test_the_server_refuses_ddl_and_tampering(server: Server, database: st
         assert audit.clean, audit.violations
 
 
+async def test_a_worker_prepares_settles_and_executes_statements_with_the_rights_that_it_has(
+    server: Server, database: str
+) -> None:
+    await server.administer(
+        "CREATE TABLE public.open (row text)",
+        "CREATE TABLE public.secret (row text)",
+        "GRANT INSERT ON public.open TO fencepost_worker",
+        database=database,
+    )
+    store = await PostgresStore.open(of("hand", server, database), create=False, clock=MOVABLE_CLOCK)
+    try:
+        [one] = await claims(store, "a")
+        first = prepared(one)
+        assert await store.run(applying(first)) == [True]
+        then = settled(first)
+        assert await store.run(applying(then)) == [True]
+        commit = committed(then.tasks[0].task)
+        commit.statements.append(statement("INSERT INTO public.secret VALUES ('mine')"))
+        with pytest.raises(StatementFailed, match="permission denied for table secret"):
+            await store.run(applying(commit))
+        commit.statements[0] = statement("INSERT INTO public.open VALUES ('mine')")
+        assert await store.run(applying(commit)) == [True]
+        history = await store.history("a")
+        assert history is not None and history.effects == then.effects and history.result is not None
+    finally:
+        await store.close()
+
+
 async def test_a_worker_may_not_prune_and_an_operator_may(server: Server, database: str) -> None:
     async with await fencepost.connect(of("hand", server, database)) as client:
         with pytest.raises(StoreRefused, match="permission denied"):
@@ -129,7 +161,8 @@ async def test_a_worker_that_may_not_prune_goes_on_taking_lapsed_tasks_back(
 ) -> None:
     monkeypatch.setattr(maintenance, "PRUNE_EVERY", 0.0)
     async with await fencepost.connect(of("hand", server, database)) as client:
-        loop = maintenance.Maintenance(client.backend)  # type: ignore[arg-type]
+        backend: Any = client.backend
+        loop = maintenance.Maintenance(backend, backend._wakeups)
         refused = asyncio.Event()
         prune, asked = loop.prune, 0
 
