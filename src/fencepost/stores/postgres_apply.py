@@ -330,9 +330,23 @@ async def _write_pool(con: Connection, expected: int, pool: Any) -> None:
         )
         if not done:
             raise _Lost({("pool", pool.name)})
-    else:
+    elif pool.intake_open or not await _close_as_worker(con, expected, pool):
         changes = ", ".join(f'"{name}" = ${i + 2}' for i, name in enumerate(columns[1:]))
         await con.execute(f"UPDATE fencepost.pool SET {changes} WHERE name = $1", *row)
+
+
+# A worker's role may change nothing in a pool but by this function: see postgres_roles. The row is locked already.
+_MAY_CLOSE = """SELECT to_regprocedure('fencepost.close_intake(text, bigint)') IS NOT NULL
+AND NOT has_column_privilege('fencepost.pool', 'intake_open', 'UPDATE')"""
+_CLOSE = """SELECT fencepost.close_intake(name, state_version) FROM fencepost.pool
+WHERE name = $1 AND state_version = $2 AND epoch = $3 AND stage = $4 AND policy = $5"""
+
+
+async def _close_as_worker(con: Connection, expected: int, pool: Any) -> bool:
+    if not await con.fetchval(_MAY_CLOSE):
+        return False
+    row = dict(zip(codec.POOL_COLUMNS, codec.pool_row(pool), strict=True))
+    return bool(await con.fetchval(_CLOSE, row["name"], expected, row["epoch"], row["stage"], row["policy"]))
 
 
 async def _insert_tasks(con: Connection, tasks: Sequence[Task]) -> None:

@@ -45,6 +45,17 @@ _OPERATE: tuple[tuple[str, tuple[str, ...], str], ...] = (
     *(("DELETE", (), table) for table in ("event", "log", "request", "input", "staged")),
 )
 
+CLOSE_INTAKE = "fencepost.close_intake(text, bigint)"
+_CLOSING = (
+    "CREATE OR REPLACE FUNCTION fencepost.close_intake(pool_name text, expected_version bigint) RETURNS boolean",
+    "    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$",
+    "    UPDATE fencepost.pool SET intake_open = 0, state_version = state_version + 1",
+    "    WHERE name = pool_name AND state_version = expected_version AND intake_open = 1 RETURNING true $$;",
+    f"REVOKE ALL ON FUNCTION {CLOSE_INTAKE} FROM PUBLIC;",
+    "DO $$ BEGIN EXECUTE format('ALTER FUNCTION fencepost.close_intake(text, bigint) OWNER TO %s', (SELECT",
+    "    relowner::regrole FROM pg_class WHERE oid = 'fencepost.pool'::regclass)); END $$;",
+)
+
 
 def roles_sql() -> str:
     """SQL for psql: makes the two roles, and grants each what it needs and nothing else. May be run again."""
@@ -71,6 +82,11 @@ def roles_sql() -> str:
         "ALTER TABLE fencepost.pool ENABLE ROW LEVEL SECURITY;",
         *_policy("fencepost_read", "SELECT", WORKER, "USING (true)"),
         *_policy("fencepost_lock", "UPDATE", WORKER, "USING (true) WITH CHECK (false)"),
+        "",
+        "-- But one: a process that finds proof that the store went back in time closes the intake. A function closes",
+        "-- it, as it was seen, and does nothing else. Who may write every task's record can stop a pool without it.",
+        *_CLOSING,
+        f"GRANT EXECUTE ON FUNCTION {CLOSE_INTAKE} TO {WORKER};",
         "",
         "-- Operators, beside that: pools, their epochs and policies; prune.",
         f"DO $$ BEGIN IF NOT pg_has_role('{OPERATOR}', '{WORKER}', 'MEMBER') THEN",
