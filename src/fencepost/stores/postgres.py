@@ -47,7 +47,7 @@ from fencepost.stores.postgres_connections import (
 )
 from fencepost.stores.postgres_feed import Feed
 from fencepost.stores.postgres_guesses import Guesses
-from fencepost.stores.postgres_joined import run_joined
+from fencepost.stores.postgres_joined import Home, run_joined, whereabouts
 from fencepost.stores.postgres_load import CLOCK, Reading, payloads
 from fencepost.stores.postgres_scan import Scanner
 from fencepost.stores.postgres_statements import CLEAR
@@ -80,6 +80,7 @@ class PostgresStore:
         if settings.pgbouncer:
             self.capabilities = self.unheard
         self._where = _without_password(url)
+        self._home = Home(lambda: self._on(self._views, whereabouts))
         self._reading = Reading(clock)
         self._scanner = Scanner(clock)
         self._feed = Feed(0)
@@ -163,7 +164,7 @@ class PostgresStore:
     async def run_on(self, connection: Any, plan: Plan) -> None:
         """Drive `plan` inside the transaction of `connection`, an asyncpg or psycopg one; see postgres_joined."""
         base = self._feed.base
-        apart = await run_joined(connection, plan, self.store_id, self._reading, base, self._look)
+        apart = await run_joined(connection, plan, self.store_id, self._home, self._reading, base, self._look)
         if apart:
             await self._on(self._views, apply_log, apart, base)
 

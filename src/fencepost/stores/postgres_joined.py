@@ -55,12 +55,34 @@ class Seen:
         )
 
 
+# A copy of a store, restored or cloned, has its id. So what is compared besides is the running server and the database.
+_WHERE = """(SELECT oid::text FROM pg_database WHERE datname = current_database())
+|| ' ' || extract(epoch FROM pg_postmaster_start_time())::text"""
+
+
+async def whereabouts(con: Any) -> str:
+    return str(await con.fetchval(f"SELECT {_WHERE}"))
+
+
+class Home:
+    """Where the store's own connections lead to, which `ask` finds out: again only where a caller's leads elsewhere."""
+
+    def __init__(self, ask: Callable[[], Awaitable[str]]) -> None:
+        self._ask = ask
+        self._known = ""
+
+    async def is_at(self, place: str) -> bool:
+        if place != self._known:
+            self._known = await self._ask()  # the server may have been started again
+        return place == self._known
+
+
 class _Nothing(Exception):
     """The plan wrote nothing: its locks go."""
 
 
 async def run_joined(
-    connection: Any, plan: Plan, store_id: str, reading: Reading, base: int, look: Look
+    connection: Any, plan: Plan, store_id: str, home: Home, reading: Reading, base: int, look: Look
 ) -> list[LogEntry]:
     """Drive `plan` on `connection`. `look` reads what is committed, by another connection.
 
@@ -76,7 +98,7 @@ async def run_joined(
     apart: list[LogEntry] = []
     try:
         async with con.transaction():
-            if await _fit(con, store_id):
+            if await _fit(con, store_id, home):
                 seen = Seen()
             if not await _drive(con, plan, reading, base, seen, apart):
                 raise _Nothing
@@ -122,20 +144,22 @@ async def _drive(
             raise InvalidRequest("connection", "tasks are not claimed inside another transaction")
 
 
-async def _fit(con: Caller, store_id: str) -> bool:
+async def _fit(con: Caller, store_id: str, home: Home) -> bool:
     """Whether the transaction has one snapshot for all its statements. Raises InvalidRequest where it is not fit."""
     try:
         rows = await con.fetch(
             "SELECT (SELECT store_id FROM fencepost.meta), current_setting('transaction_isolation'), "
-            "current_setting('transaction_read_only'), pg_is_in_recovery()::int"
+            f"current_setting('transaction_read_only'), pg_is_in_recovery()::int, {_WHERE}"
         )
     except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
         raise InvalidRequest("connection", "leads to another database, without a fencepost schema") from None
-    found, isolation, read_only, standby = rows[0]
+    found, isolation, read_only, standby, place = rows[0]
     if found != store_id:
         raise InvalidRequest("connection", f"leads to another store ({found}) than this client ({store_id})")
     if standby or read_only == "on":
         raise InvalidRequest("connection", "its transaction is read only")
+    if not await home.is_at(place):
+        raise InvalidRequest("connection", "leads to a copy of this store, on another server or in another database")
     return str(isolation) not in ("read committed", "read uncommitted")
 
 
