@@ -353,7 +353,9 @@ class World:
                 defaults[kind].update(asked_at=self.now, evidence="looked", late_evidence=len(effect.evidence))
             else:
                 defaults[kind]["payload_digest"] = effect.payload_digest
-        asked = {**defaults.get(kind, {}), **fields}
+        if fields.get("receipt") is not None:
+            fields["receipt"] = encode(fields["receipt"])
+        asked = {**defaults[kind], **fields}
         if kind not in (k.Expire, k.Cancel):
             asked["epoch"] = self.pools[task.pool].epoch if epoch is None else epoch
         return self.do(kind(request_id=asked.pop("request_id", None) or self.request_id(), task_id=task_id, **asked))
