@@ -58,6 +58,13 @@ async def test_every_field_of_an_effect_and_its_payload_come_back_as_they_were_w
     assert [h.effects for h in await store.histories(None, 10)] == [[bare, full], []]
 
 
+def test_the_effect_of_these_tests_has_something_in_every_field() -> None:
+    full = full_effect("a")
+    for record in (full, full.terms, full.executions[1], full.approval, full.evidence[0]):
+        for field in msgspec.structs.fields(record):  # type: ignore[arg-type]
+            assert getattr(record, field.name) not in (None, field.default, field.default_factory), field.name
+
+
 async def test_all_of_an_effect_but_what_it_is_bound_to_can_change_and_the_others_of_its_task_stay(store: Any) -> None:
     await _standing(store, "a")
     full, bare = full_effect("a", 1), effect("a", 1, state=int(EffectState.COMMITTED), version=2)
@@ -163,27 +170,33 @@ async def test_retention_takes_what_was_sent_and_got_and_nothing_else(store: Any
     assert await store.run(applying(made)) == [True]
     over = change(full_effect("a", 1), state=int(EffectState.COMMITTED))
     waits = full_effect("a", 2)
-    payloads = {1: encode("one"), 2: encode("two")}
-    assert await store.run(applying(with_effects(before, over, waits, payloads=payloads))) == [True]
+    raw = effect("a", 3, state=int(EffectState.COMMITTED), receipt=Content(b"\xff", "sha256:raw", True))
+    payloads = {1: encode("one"), 2: encode("two"), 3: Content(b"\xfe", "sha256:raw", True)}
+    assert await store.run(applying(with_effects(before, over, waits, raw, payloads=payloads))) == [True]
     removed = await store.prune(100, 10)
     assert removed["tasks"] == 1
     if state == State.CANCELLED:  # may be reopened
-        assert (await store.run(loading(effects=["a"]))).effects["a"] == [over, waits]
-        assert len(await store.payloads([("a", 1), ("a", 2)])) == 2
+        assert (await store.run(loading(effects=["a"]))).effects["a"] == [over, waits, raw]
+        assert await store.payloads([("a", number) for number in payloads]) == {
+            ("a", number): payload for number, payload in payloads.items()
+        }
         return
-    assert (removed["payloads"], removed["receipts"]) == (1, 1)
-    [left, kept] = (await store.run(loading(effects=["a"]))).effects["a"]
-    assert kept == waits and await store.payloads([("a", 1), ("a", 2)]) == {("a", 2): encode("two")}
+    assert (removed["payloads"], removed["receipts"]) == (2, 2)
+    [left, kept, last] = (await store.run(loading(effects=["a"]))).effects["a"]
+    assert kept == waits and await store.payloads([("a", number) for number in payloads]) == {("a", 2): encode("two")}
+    assert last == change(raw, receipt=Content(b"", "sha256:raw"))
     assert left.receipt.digest == over.receipt.digest and not left.receipt.data and not left.receipt.binary
     assert [(e.receipt, e.receipt_digest) for e in left.evidence] == [(None, "sha256:d"), (None, None)]
     assert change(left, receipt=over.receipt, evidence=over.evidence) == over
     history = await store.history("a")
-    assert history.payload_digests == {1: encode("one").digest, 2: encode("two").digest}
+    assert history.payload_digests == {number: payload.digest for number, payload in payloads.items()}
     # What is written of it afterwards keeps the digest.
-    before = change(before, state_version=2, effects=2, pruned_to_version=2)
+    before = change(before, state_version=2, effects=3, pruned_to_version=2)
     again = change(left, version=left.version + 1)
     assert await store.run(applying(with_effects(before, again))) == [True]
-    assert (await store.run(loading(effects=["a"]))).effects["a"] == [again, waits]
+    assert (await store.run(loading(effects=["a"]))).effects["a"] == [again, waits, last]
+    removed = await store.prune(100, 10)
+    assert (removed["tasks"], removed["payloads"], removed["receipts"]) == (1, 0, 0)
 
 
 async def test_no_row_of_an_effect_is_without_its_task(store: Any) -> None:

@@ -124,6 +124,7 @@ def full_effect(task_id: str, number: int = 1) -> Effect:
             Execution(2, "r2", 3, "at2", 3, 14, 15, '"etag\u202e"', "reservation", True, "chief"),
         ),
         repeat_closed=True,
+        person_only=True,
         absent_ground="NOT_FOUND",
         receipt=encode({"id": "\U0001f600", "n": [1.5, None, True]}),
         etag='W/"x"',

@@ -68,12 +68,15 @@ async def test_what_is_open_is_found_by_its_own_index(store: SQLiteStore, states
     await store.run(applying(insert(task("a"))))
     effects = [effect("a", n, state=int(EffectState.COMMITTED)) for n in range(1, 200)]
     await store.run(applying(with_effects(task("a"), *effects, effect("a", 200, state=states[0]))))
-    where = EffectFilter(states=states, pool="default", downstream="mail")
-    for after in (None, ("a", 3)):
+    for where, after in (
+        (EffectFilter(states=states), None),
+        (EffectFilter(states=states), ("a", 3)),
+        (EffectFilter(states=states, pool="default", downstream="mail"), ("a", 3)),
+    ):
         seen = await _traced(store, store._reader, store.effects(where, after, 10))
         plans = await _plans(store, seen)
         assert any("effect_open" in plan for plan in plans) and not any(p.startswith("SCAN f") for p in plans), plans
-    assert [e.number for e in await store.effects(where, None, 10)] == [200]
+        assert [e.number for e in await store.effects(where, after, 10)] == [200]
     plans = await _plans(store, await _traced(store, store._reader, store.unknown_backlog()))
     assert any("effect_open" in plan for plan in plans), plans
 

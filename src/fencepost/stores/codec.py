@@ -290,7 +290,7 @@ def effect(row: Row) -> Effect:
         row[14] != 0,
         row[15] != 0,
         row[16],
-        None if digest is None else content(b"" if row[17] is None else row[17], digest, row[19]),
+        None if digest is None else Content(b"", digest) if row[17] is None else content(row[17], digest, row[19]),
         row[20],
         None if row[21] is None else _decode_approval(row[21]),
         () if row[22] == "[]" else _decode_evidence(row[22]),

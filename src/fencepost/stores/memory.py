@@ -48,6 +48,7 @@ from fencepost.stores.base import (
 from fencepost.stores.memory_effects import MemoryEffects
 
 _replace = msgspec.structs.replace
+_REMOVED = ("tasks", "events", "inputs", "checkpoints", "staged", "payloads", "receipts", "log", "requests")
 
 
 class MemoryStore:
@@ -413,7 +414,7 @@ class MemoryStore:
             )
 
     async def prune(self, before_us: int, limit: int) -> dict[str, int]:
-        removed: dict[str, int] = defaultdict(int)
+        removed: dict[str, int] = dict.fromkeys(_REMOVED, 0)
         with self._lock:
             done = [
                 task
@@ -446,7 +447,7 @@ class MemoryStore:
             for key in old:
                 del self._requests[key]
             removed["requests"] += len(old)
-        return dict(removed)
+        return removed
 
     async def orphans(self) -> dict[str, int]:
         with self._lock:

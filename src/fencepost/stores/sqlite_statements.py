@@ -26,7 +26,7 @@ migration meta clock pool task input dependency checkpoint staged result request
 OWN_TABLES = frozenset(_OWN.split())
 
 _ROWS = frozenset((apsw.SQLITE_READ, apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE))
-_HARMLESS = frozenset((apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE))
+_HARMLESS = frozenset((apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE, apsw.SQLITE_FUNCTION))
 
 # What is the statement's own doing. Everything else is the file's trouble, and told as that.
 _ITS_OWN = (
@@ -45,11 +45,8 @@ def _authorize(action: int, name: str | None, second: str | None, database: str 
     """SQLite asks while it prepares a statement, with the names of its schema; for each trigger's body too."""
     if action in _ROWS:
         table = (name or "").lower()
-        if database in ("main", None) and table not in OWN_TABLES and not table.startswith(("sqlite_", "pragma_")):
-            return apsw.SQLITE_OK
-    elif action in _HARMLESS or (action == apsw.SQLITE_FUNCTION and (second or "").lower() != "load_extension"):
-        return apsw.SQLITE_OK
-    return apsw.SQLITE_DENY
+        return apsw.SQLITE_DENY if table in OWN_TABLES or table.startswith("sqlite_") else apsw.SQLITE_OK
+    return apsw.SQLITE_OK if action in _HARMLESS else apsw.SQLITE_DENY
 
 
 def execute(con: apsw.Connection, statements: Sequence[Statement]) -> None:
@@ -83,7 +80,7 @@ def _execute(con: apsw.Connection, statement: Statement) -> None:
     cursor = con.cursor()
     cursor.exec_trace = one_only
     try:
-        # Never from the cache: what is there was prepared without being asked about.
+        # Setting an authorizer expires what is prepared, the cache too; this keeps other people's texts out of it.
         for _ in cursor.execute(sql, parameters, can_cache=False):
             pass  # rows of RETURNING: nobody is there to get them
     except apsw.InterruptError as error:

@@ -191,7 +191,7 @@ def payloads(con: apsw.Connection, keys: Sequence[tuple[str, int]]) -> dict[tupl
 def unknown_backlog(con: apsw.Connection) -> list[tuple[str, str, int, int, int]]:
     rows: Any = con.execute(
         "SELECT f.pool, f.terms ->> 'guarantee', f.state, count(*), min(f.first_prepared_at) "
-        "FROM effect f INDEXED BY effect_open WHERE f.state < 3 GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
+        "FROM effect f WHERE f.state < 3 GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
     )
     return list(rows)
 
