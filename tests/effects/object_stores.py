@@ -133,20 +133,25 @@ def shared_bucket(address: str, *, versions: bool = False) -> str:
 
 
 class Between:
-    """A TCP proxy that keeps the request of one method from the server, or its answer from the client.
+    """An HTTP proxy that keeps requests of one method from the server, or their answers from the client; what S3 sends
+    to try a server passes.
 
-    `cut` is "request", "answer", or None; `requests` counts those of `method` that the server got.
+    `cut` is "request", "answer", or None. Requests of `method` wait for `hold`; the next one is late by `late` seconds,
+    and reaches the server even if its client has gone by then; the next one loses its answer if `lose` says so.
+    `requests` counts those that reached the server; `accepted` names the effects of those that it answered with 2xx.
     """
 
     def __init__(self, address: str, method: str = "PUT") -> None:
         self._to = int(address.rpartition(":")[2])
         self._method = method.encode()
         self.cut: str | None = None
+        self.lose = False
+        self.late = 0.0
         self.requests = 0
+        self.accepted: list[str] = []
         self.hold: asyncio.Event | None = None
         self.held = asyncio.Event()
         self.address = ""
-        self._withheld = False
         self._serving: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
 
@@ -163,45 +168,53 @@ class Between:
         for writer in self._serving.values():
             writer.transport.abort()
         if self._serving:
-            await asyncio.wait(self._serving, timeout=5)
+            await asyncio.wait(self._serving, timeout=10)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         me = asyncio.current_task()
         assert me is not None
         self._serving[me] = writer
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
-        ways: list[asyncio.Future[None]] = []
         try:
-            ways = [
-                asyncio.ensure_future(self._up(reader, far_writer)),
-                asyncio.ensure_future(self._down(far_reader, writer)),
-            ]
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-            writer.transport.abort()
-            far_writer.transport.abort()
-            del self._serving[me]
-
-    async def _up(self, reader: asyncio.StreamReader, far: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            if data.startswith(self._method + b" "):
+            head = await reader.readuntil(b"\r\n\r\n")
+            body = await reader.readexactly(int(_header(head, "Content-Length") or 0))
+            effect = _header(head, "x-amz-meta-fencepost-effect")
+            acts = head.startswith(self._method + b" ") and effect != "probe"
+            lost = False
+            if acts:
                 self.held.set()
+                late, self.late = self.late, 0.0
+                lost, self.lose = self.lose or self.cut == "answer", False
                 if self.hold is not None:
                     await self.hold.wait()
                 if self.cut == "request":
                     return
+                await asyncio.sleep(late)
+            answer = await self._ask(head, body)
+            if acts:
                 self.requests += 1
-                self._withheld = self.cut == "answer"
-            far.write(data)
-            await far.drain()
+                if answer.startswith(b"HTTP/1.1 2"):
+                    self.accepted.append(effect)
+            if not lost:
+                writer.write(answer)
+                await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return  # a client that looked for a free connection, or is gone
+        finally:
+            writer.close()
+            del self._serving[me]
 
-    async def _down(self, far: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
-        while data := await far.read(65536):
-            if self._withheld and not data.startswith(b"HTTP/1.1 100"):
-                self._withheld = False
-                return
-            near.write(data)
-            await near.drain()
+    async def _ask(self, head: bytes, body: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._to)
+        try:
+            writer.write(head[:-2] + b"Connection: close\r\n\r\n" + body)
+            return await reader.read()
+        finally:
+            writer.transport.abort()
+
+
+def _header(head: bytes, name: str) -> str:
+    for line in head.decode("latin-1").split("\r\n"):
+        found, _, text = line.partition(":")
+        if found.lower() == name.lower():
+            return text.strip()
+    return ""

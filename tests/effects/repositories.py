@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,8 @@ class CuttingProxy:
         self.port = 0
         self.cut: str | None = None
         self.pushes = 0
+        self.lose = False  # the answer of the next push
+        self.late = 0.0  # seconds by which the next push comes late; the server gets it even if its client has gone
         self.hold: asyncio.Event | None = None  # a push waits for it before the server sees it
         self.held = asyncio.Event()
         self._server: asyncio.Server | None = None
@@ -170,15 +173,21 @@ class CuttingProxy:
                     break
             # An up-to-date client says 0000 and goes; one that pushes says what.
             push = await reader.read(65536)
+            lost = False
             if push and push != b"0000":
                 self.held.set()
+                lost, self.lose = self.lose or self.cut == "answer", False
+                late, self.late = self.late, 0.0
+                if late:
+                    push += await _all(reader, late)
                 if self.hold is not None:
                     await self.hold.wait()
                 if self.cut == "request":
                     return
                 self.pushes += 1
+                lost = lost or bool(late)
             far_writer.write(push)
-            if self.cut == "answer" and push != b"0000":
+            if lost:
                 await self._drain(reader, far_reader, far_writer)
                 return
             await self._both(reader, writer, far_reader, far_writer)
@@ -203,6 +212,26 @@ class CuttingProxy:
         finally:
             for way in ways:
                 way.cancel()
+
+
+async def _all(reader: asyncio.StreamReader, seconds: float) -> bytes:
+    """What comes within `seconds`, waited for to their end."""
+    collected = bytearray()
+
+    async def collect() -> None:
+        while data := await reader.read(65536):
+            collected.extend(data)
+
+    await asyncio.gather(_for(collect(), seconds), asyncio.sleep(seconds))
+    return bytes(collected)
+
+
+async def _for(collecting: Coroutine[Any, Any, None], seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await collecting
+    except (TimeoutError, ConnectionError):
+        return
 
 
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

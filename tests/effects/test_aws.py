@@ -24,6 +24,7 @@ from tests.effects.object_stores import KEYS, Between, boto, moto
 from tests.effects.token_server import TokenServer
 from tools.postgres_server import free_port
 
+pytestmark = pytest.mark.xdist_group("object_stores")  # one process starts the servers
 MACHINE = {"ImageId": "ami-12c6146b", "MinCount": 1, "MaxCount": 1}
 _numbers = iter(range(1, 10_000))
 

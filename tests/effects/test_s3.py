@@ -26,6 +26,7 @@ from fencepost.errors import InvalidRequest, Unavailable
 from tests.effects.object_stores import KEYS, Between, boto, new_bucket, rclone, seaweedfs, shared_bucket
 from tools.postgres_server import free_port
 
+pytestmark = pytest.mark.xdist_group("object_stores")  # one process starts the servers
 EFFECT = "e" * 64
 PAYLOAD = {"key": "report.txt", "body": "ours"}
 

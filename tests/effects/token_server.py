@@ -7,7 +7,9 @@ recorded. Not verified against EC2 itself.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -23,11 +25,15 @@ class TokenServer:
     def __init__(self, behind: str) -> None:
         self._behind = behind
         self.cut: str | None = None
+        self.lose = False  # the next answer
+        self.late = 0.0  # seconds by which the next start comes late; it is done even if its client has gone
         self.started = 0
+        self.machines: list[str] = []  # the token of each machine that was started
         self.tokens: list[str] = []
         self.agents: list[str] = []
         self.terminated: set[str] = set()
         self.shows = True  # whether describing finds what was started: EC2 is eventually consistent
+        self.shows_from = 0.0  # and from when on, by time.monotonic()
         self._kept: dict[str, tuple[dict[str, str], bytes]] = {}
         self._lock = threading.Lock()
         outer = self
@@ -50,21 +56,29 @@ class TokenServer:
         self._thread.join()
         self._server.server_close()
 
+    def forget(self) -> None:
+        """Every token, as some time after the termination."""
+        self._kept.clear()
+
     def _serve(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
         asked = dict(urllib.parse.parse_qsl(body.decode()))
         if asked["Action"] == "RunInstances":
             if self.cut == "request":
                 return
+            late, self.late = self.late, 0.0
+            lost, self.lose = self.lose or self.cut == "answer", False
+            time.sleep(late)
             with self._lock:
                 status, answer = self._run(asked, body, handler)
-            if self.cut == "answer":
+            if lost:
                 return
         else:
             status, answer = self._describe(asked, body, handler)
-        handler.send_response(status)
-        handler.send_header("Content-Length", str(len(answer)))
-        handler.end_headers()
-        handler.wfile.write(answer)
+        with contextlib.suppress(ConnectionError):
+            handler.send_response(status)
+            handler.send_header("Content-Length", str(len(answer)))
+            handler.end_headers()
+            handler.wfile.write(answer)
 
     def _run(self, asked: dict[str, str], body: bytes, handler: BaseHTTPRequestHandler) -> tuple[int, bytes]:
         token = asked.pop("ClientToken", "")
@@ -78,13 +92,14 @@ class TokenServer:
         status, answer = self._forward(body, handler)
         if status == 200:
             self.started += 1
+            self.machines.append(token)
             self._kept[token] = asked, answer
         return status, answer
 
     def _describe(self, asked: dict[str, str], body: bytes, handler: BaseHTTPRequestHandler) -> tuple[int, bytes]:
         assert asked["Filter.1.Name"] == "client-token"
         token = asked["Filter.1.Value.1"]
-        if not self.shows or token not in self._kept:
+        if not self.shows or time.monotonic() < self.shows_from or token not in self._kept:
             return 200, EMPTY
         instance = self._kept[token][1].partition(b"<instanceId>")[2].partition(b"<")[0].decode()
         question = {"Action": "DescribeInstances", "Version": asked["Version"], "InstanceId.1": instance}
