@@ -108,7 +108,7 @@ class GiveBack(BaseException):
     def __init__(self, effect_id: str, why: str) -> None:
         self.effect_id = effect_id
         self.why = why
-        super().__init__(f"effect {effect_id[:12]}: {why}")
+        super().__init__(f"effect {effect_id[:12]}: {why}" if effect_id else why)
 
 
 class Fenced(BaseException):

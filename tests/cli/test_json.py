@@ -70,7 +70,9 @@ async def test_the_commands_that_look(world: Folder) -> None:
     assert rest["next_cursor"] is None
 
     shown = world.json("show", "a")
-    assert keys(shown) == words("task attempts timeline staged result canonical conflict lineage successors truncated")
+    assert keys(shown) == words(
+        "task attempts timeline staged result canonical conflict lineage successors truncated effects"
+    )
     assert keys(shown["task"]) == TASK
     assert [keys(attempt) for attempt in shown["attempts"]] == [ATTEMPT]
     assert {frozenset(event) for event in shown["timeline"]} == {frozenset(EVENT)}
@@ -89,7 +91,7 @@ async def test_the_commands_that_report(world: Folder) -> None:
     status = world.json("status")
     assert keys(status) == words(
         "at pool claims reclaim_delay renew fenced attempts_per_task discarded_compute ready_to_commit replays alarms "
-        "backlog coverage coverage_left_out unserved unreachable"
+        "backlog coverage coverage_left_out unserved unreachable effects"
     )
     assert {frozenset(row) for row in status["coverage"]} == {frozenset(COVERAGE)}
 

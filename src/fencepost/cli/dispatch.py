@@ -13,7 +13,21 @@ from importlib import metadata
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from fencepost.cli import journal, learn, output, people, pools, project, reports, submit, tasks, upkeep, work
+from fencepost.cli import (
+    effect,
+    effects,
+    journal,
+    learn,
+    output,
+    people,
+    pools,
+    project,
+    reports,
+    submit,
+    tasks,
+    upkeep,
+    work,
+)
 from fencepost.cli.session import Presets
 from fencepost.errors import Fenced, FencepostError, InvalidRequest, Unavailable
 
@@ -32,9 +46,9 @@ def build() -> App:
         suppress_keyboard_interrupt=False,
     )
     families = (
-        ("Start", (project, submit, work)),
+        ("Start", (project, submit, work, effect)),
         ("Look", (tasks, reports, journal)),
-        ("Decide", (people, pools)),
+        ("Decide", (people, effects, pools)),
         ("Look after", (upkeep, learn)),
     )
     for position, (title, modules) in enumerate(families):

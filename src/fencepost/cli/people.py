@@ -46,7 +46,9 @@ async def reopen(task: str, /, *, options: PersonOptions | None = None) -> int:
         return _tell(await client.reopen(task, who=options.person), options)
 
 
-async def revise(task: str, /, *, input: str, options: PersonOptions | None = None) -> int:
+async def revise(
+    task: str, /, *, input: str, accept_effects: bool = False, options: PersonOptions | None = None
+) -> int:
     """Replace a task's input. A live attempt ends, and what it made of the old input cannot be committed.
 
     Parameters
@@ -55,11 +57,13 @@ async def revise(task: str, /, *, input: str, options: PersonOptions | None = No
         The task's id.
     input
         The new input as JSON; @FILE reads it from a file.
+    accept_effects
+        Go on although side effects of the old input happened or may have: the new input may cause them again.
     """
     options = options or PersonOptions()
     value = parse(_argument(input), "input")
     async with opened(options) as client:
-        return _tell(await client.revise(task, value, who=options.person), options)
+        return _tell(await client.revise(task, value, accept_effects=accept_effects, who=options.person), options)
 
 
 def _argument(text: str) -> str | bytes:

@@ -140,7 +140,7 @@ async def show(task: str, /, *, options: Options | None = None) -> int:
     """Everything about one task: its record, attempts, staged results, and the journal as a timeline.
 
     JSON: {"task", "attempts", "timeline", "staged", "result", "canonical", "conflict", "lineage", "successors",
-    "truncated"}. Attempt ids appear as short hashes: they are keys to the door.
+    "truncated", "effects"}. Attempt ids appear as short hashes: they are keys to the door.
 
     Parameters
     ----------
@@ -179,6 +179,24 @@ async def show(task: str, /, *, options: Options | None = None) -> int:
                 for item in history.attempts
             ],
             right=("gen",),
+        )
+    if history.effects:
+        output.say()
+        output.show_table(
+            ("effect", "slot", "state", "guarantee", "downstream", "executions", "open"),
+            [
+                (
+                    item.effect_id[:12],
+                    item.slot,
+                    output.word(item.state),
+                    item.guarantee,
+                    item.downstream,
+                    len(item.executions),
+                    " ".join(item.open) or None,
+                )
+                for item in history.effects
+            ],
+            right=("executions",),
         )
     if history.staged:
         output.say()

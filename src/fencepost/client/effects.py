@@ -211,6 +211,7 @@ class EffectDoors:
         reconciler: bool = False,
         ground: str | None = None,
         late_evidence: int = 0,
+        asked_at: int | None = None,
         receipt: Any = None,
         etag: str | None = None,
         epoch: int | None = None,
@@ -218,7 +219,8 @@ class EffectDoors:
     ) -> Done | Refused:
         """Decide an UNKNOWN effect without a claim: HAPPENED, ABSENT or ABANDONED, after looking at the downstream.
 
-        The finding counts as of the read that gave `effect` (its `now_us`). `late_evidence`: how many late reports
+        The finding counts as of the read that gave `effect` (its `now_us`), or as of `asked_at`, the `now_us` of the
+        read that the look at the downstream followed. `late_evidence`: how many late reports
         were seen and are overruled. `reconciler`: a loop that asked the downstream, which may record only what the
         guarantee allows. Refused: PROTOCOL; FENCED/EPOCH; NOT_FOUND; CONFLICT; HELD (a claim's holder decides);
         PERSON; EVIDENCE; TOO_EARLY (`current["not_before_us"]`).
@@ -231,7 +233,7 @@ class EffectDoors:
             epoch=await self._present(effect.pool, epoch),
             who=who,
             finding=finding,
-            asked_at=effect.now_us,
+            asked_at=effect.now_us if asked_at is None else asked_at,
             evidence=evidence,
             reconciler=reconciler,
             ground=ground,

@@ -31,7 +31,7 @@ import msgspec
 from fencepost.app import Final
 from fencepost.client.handling import PlainFailure, Run, Work
 from fencepost.client.serving import keep_tail
-from fencepost.errors import InvalidRequest
+from fencepost.errors import GiveBack, InvalidRequest
 from fencepost.kernel.commands import DEFAULT_TTL, MAX_ERROR_BYTES, check_id, check_seconds
 from fencepost.kernel.digests import MAX_CONTENT_BYTES, parse
 from fencepost.wire import Claim
@@ -44,6 +44,8 @@ log = logging.getLogger("fencepost.worker")
 MAX_CLAIM_IN_ENVIRONMENT = 64 << 10
 # After the program itself has ended: how long what it started may still write into its pipes.
 LAST_WORDS = 1.0
+# With this exit code a program gives its task back until a person has decided about its effects (EX_TEMPFAIL).
+GIVE_BACK = 75
 
 
 class ProgramFailed(PlainFailure):
@@ -139,6 +141,8 @@ class ProgramHandler:
     def _outcome(self, program: _Program, code: int | None) -> Any:
         if program.too_large is not None:
             raise Final(f"{program.too_large}: over the limit of {MAX_CONTENT_BYTES} bytes for a result")
+        if code == GIVE_BACK:
+            raise GiveBack("", "the program ended with exit code 75")
         if code != 0:
             raise ProgramFailed(_how_it_ended(code, *program.said()))
         output = program.output()

@@ -88,11 +88,9 @@ class Reason(enum.StrEnum):
     RESULT = "RESULT"
     EFFECT = "EFFECT"
     EFFECTS = "EFFECTS"
-    EXECUTION = "EXECUTION"
     RECEIPT = "RECEIPT"
     RESERVATION = "RESERVATION"
     GUARANTEE = "GUARANTEE"
-    RECONCILER = "RECONCILER"
 
 
 class Refusal(msgspec.Struct, frozen=True):
