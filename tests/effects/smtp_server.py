@@ -3,7 +3,7 @@
     python -m tests.effects.smtp_server FILE      prints its port, serves until it is ended
 
 Recipients: drop@ (keep the mail, then abort the connection), cut@ (abort instead of keeping it), silent@ (keep it, and
-never answer), slow@ (keep it after 0.4 s), later@ (451), never@ (554), closing@ (421), nobody@ (550 to RCPT); everybody
+never answer), slow0.4@ (keep it after 0.4 s), later@ (451), never@ (554), closing@ (421), nobody@ (550 to RCPT); everybody
 else gets the mail.
 """
 
@@ -43,8 +43,8 @@ class Handler:
             return "250 OK"
         if wish in ENDINGS:
             return ENDINGS[wish]
-        if wish == "slow":  # whatever becomes of the connection meanwhile
-            slow = asyncio.create_task(asyncio.sleep(0.4))
+        if wish.startswith("slow"):  # whatever becomes of the connection meanwhile
+            slow = asyncio.create_task(asyncio.sleep(float(wish.removeprefix("slow"))))
             slow.add_done_callback(lambda _: self.keep(envelope))
             await asyncio.shield(slow)
             return "250 2.0.0 queued"

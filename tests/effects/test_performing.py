@@ -134,13 +134,24 @@ async def test_a_call_that_did_not_end_well_is_unknown_and_goes_again_only_as_th
 
 async def test_repeats_end_after_a_few(pauses: Pauses) -> None:
     script: list[tuple[str, Any]] = [("prepare", EXECUTE), UNSURE]
-    for number in (2, 3, 4):
+    for number in range(2, 10):
         script += [("prepare", REPEATABLE), ("prepare", Answer("EXECUTE", execution=number)), UNSURE]
     port = ScriptedPort(*script, ("prepare", REPEATABLE))
-    mail = Scripted(execute=[Unknown("503")] * 4)
-    with pytest.raises(EffectUnknown, match="repeated 3 times"):
-        await go(port, mail)
+    mail = Scripted(execute=[Unknown("503")] * 9)
+    with pytest.raises(EffectUnknown, match="repeated 8 times"):
+        await go(port, mail, patience=60.0)
     assert port.script == []
+    assert 5.0 < sum(pauses) < 20.0, "later ones wait for longer"
+
+
+async def test_repeats_end_with_the_patience(pauses: Pauses) -> None:
+    script: list[tuple[str, Any]] = [("prepare", EXECUTE), UNSURE]
+    for number in range(2, 10):
+        script += [("prepare", REPEATABLE), ("prepare", Answer("EXECUTE", execution=number)), UNSURE]
+    port = ScriptedPort(*script)
+    with pytest.raises(EffectUnknown, match="503"):
+        await perform(port, Scripted(execute=[Unknown("503")] * 9), "slot", PAYLOAD, patience=1.0)
+    assert sum(pauses) <= 1.0
 
 
 async def test_a_stored_failure_says_so_and_is_never_repeated(pauses: Pauses) -> None:  # X38
