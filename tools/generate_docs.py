@@ -14,12 +14,13 @@ from pathlib import Path
 
 from fencepost.cli.explain import EXPLANATIONS, Explanation
 from fencepost.kernel import commands, digests
+from fencepost.kernel.effect_rules import GROUNDS
 from fencepost.kernel.fence import DOORS, Compare, Guard
 from fencepost.kernel.kernel import Kernel
 from fencepost.kernel.operations import Operation
 from fencepost.kernel.outcomes import Outcome, Reason
-from fencepost.kernel.records import EVENTS, LOG_KINDS, End, Policy, StagedState, State
-from fencepost.kernel.table import TRANSITIONS, Transition
+from fencepost.kernel.records import EVENTS, LOG_KINDS, EffectState, End, Guarantee, Policy, StagedState, State, Terms
+from fencepost.kernel.table import EFFECT_TRANSITIONS, PREPARE, TRANSITIONS, Transition
 from fencepost.stores.base import REQUEST_RETENTION_US
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
@@ -36,6 +37,17 @@ ANSWERS = {
     "not-staged": "error NOT_STAGED",
     "fenced-or-ended": "FENCED, or ENDED where this attempt ended by its own commit, release or fail",
     "conflict-or-held": "CONFLICT, or HELD while the lease runs",
+    "unsettled": "error UNSETTLED, naming them",
+    "denied-or-abandoned": "DENIED or ABANDONED",
+    "execute-again-or-reconcile": "EXECUTE with the `send_by` of the first answer while that execution is under way; "
+    "APPROVAL_REQUIRED where that was said; else RECONCILE. Another caller's id: error INVALID",
+    "reconcile": "RECONCILE, saying what is open",
+    "evidence-or-conflict": "EVIDENCE; CONFLICT where a reservation is stored",
+    "evidence-or-person-or-too-early": "EVIDENCE; CONFLICT where a reservation is stored; PERSON where this guarantee "
+    "cannot tell; TOO_EARLY with the time; another guarantee's ground: error INVALID",
+    "conflict-or-person-or-too-early": "CONFLICT where a reservation is stored; PERSON where this guarantee cannot "
+    "tell; TOO_EARLY with the time; a ground that is not the caller's to give: error INVALID",
+    "recorded": "RECORDED, nothing changes; another receipt of a COMMITTED effect: with an alarm",
 }
 WHO = {"claim": "a claim's holder", "person": "a person", "loop": "the service's loop"}
 
@@ -183,6 +195,8 @@ def arrows() -> dict[tuple[str, str], list[str]]:
     for row in TRANSITIONS:
         if row.before is row.after and row.subject != "task":
             continue  # a count moved, the state did not
+        if row.before is row.after and all(event.startswith("effect_") for event in row.events):
+            continue  # only the version moved: these stand on the page of effects
         doors = found.setdefault((row.before.name if row.before else "[*]", row.after.name), [])
         word = row.door if row.subject in ("task", "new task") else f"{row.door} (parent's)"
         if word not in doors:
@@ -218,9 +232,15 @@ LIMITS = {
     "MAX_USAGE_KEYS": "numbers in one usage report, finite and not negative",
     "MAX_PRIORITY": "largest priority; the smallest is its negative, smaller goes first, 0 is the default",
     "MAX_ATTEMPTS_LIMIT": "largest `max_attempts`",
+    "MAX_EFFECTS": "effects of one task, in all its revisions",
+    "MAX_EXECUTIONS": "executions of one effect",
+    "MAX_STATEMENTS": "TRANSACTIONAL effects in one commit",
+    "MAX_EVIDENCE": "late reports kept with one effect; beyond it the oldest that was decided about makes room",
+    "MAX_RECEIPT_BYTES": "bytes of a receipt, as encoded",
+    "MAX_NOTE_BYTES": "bytes of a note, or of the evidence that a person gives",
     "MAX_SECONDS": "seconds: the longest delay, wait or duration that is taken",
     "DEFAULT_TTL": "seconds that a lease runs where the caller names no ttl",
-    "MAX_CONTENT_BYTES": "bytes of an input, result or checkpoint, as encoded",
+    "MAX_CONTENT_BYTES": "bytes of an input, result, checkpoint or effect's payload, as encoded",
     "MAX_NESTING": "levels of nesting in a JSON value",
     "MAX_INTEGER": "largest integer in a JSON value (2^53), and its negative; larger ones belong in strings",
 }
@@ -279,7 +299,113 @@ def events() -> str:
     )
 
 
-PAGES = {"refusals": refusals, "doors": doors, "states": states, "limits": limits, "events": events}
+EFFECT_STATES = {
+    "AWAITING_APPROVAL": "a person has to approve the next execution; nothing may be sent",
+    "PREPARED": "an execution is stored, and may be under way",
+    "UNKNOWN": "an execution may have happened; nobody who may say so has said whether it did",
+    "COMMITTED": "it happened; the receipt is kept, and given to whoever asks for this effect again",
+    "ABSENT": "it did not happen; it may be executed again",
+    "DENIED": "a person refused it, or an attempt withdrew it",
+    "ABANDONED": "a person gave it up without knowing",
+}
+GUARANTEES = {
+    "TRANSACTIONAL": ("the same database, inside the commit's transaction", "it is never UNKNOWN"),
+    "RESERVATION": ("reserve, then confirm or cancel", "ask for the stored reservation, confirm or cancel it"),
+    "CONDITIONAL": (
+        "a conditional write whose versions never return",
+        "repeat while the version still stands; once it moved on, the complete history tells, or else a person",
+    ),
+    "IDEMPOTENT": (
+        "an idempotency key that it remembers for a stated time",
+        "ask by key, or repeat, while the retention less the margin lasts; after that a person",
+    ),
+    "READ_ONLY": ("no side effect", "repeat"),
+    "NON_REPLAYABLE": ("none of these; what is not declared is this", "a person"),
+}
+GROUND_WORDS = {
+    "NOT_FOUND": "IDEMPOTENT, READ_ONLY: the key is not known there, asked late enough",
+    "MOVED_ON": "CONDITIONAL: the bound version is gone for good, the complete history lacks the effect id",
+    "NO_RESERVATION": "RESERVATION: none is stored",
+    "RESERVATION_CANCELLED": "RESERVATION: the stored one was cancelled",
+    "RESERVATION_LAPSED": "RESERVATION: the stored one has lapsed for good",
+}
+
+
+def effects() -> str:
+    page = "# Effects\n\n" + MADE
+    page += (
+        "An effect is one side effect on the outside world, identified by its slot. Its execution is stored before it\n"
+        "is sent. Each change below is one event of its task's record, in the same transaction.\n\n"
+    )
+    page += table(("state", "means"), [(f"`{state.name}`", EFFECT_STATES[state.name]) for state in EffectState])
+    moves: dict[tuple[str, str], list[str]] = {}
+    for row in EFFECT_TRANSITIONS:
+        if row.before is not row.after:
+            doors = moves.setdefault((row.before.name if row.before is not None else "[*]", row.after.name), [])
+            word = "end of attempt" if row.event == "attempt_ended" else row.door.removeprefix("effect.")
+            if word not in doors:
+                doors.append(word)
+    page += "```mermaid\nstateDiagram-v2\n"
+    page += "".join(f"    {before} --> {after}: {', '.join(doors)}\n" for (before, after), doors in moves.items())
+    page += "    COMMITTED --> [*]\n```\n\n"
+    page += "The same as text: from the state on the left, by these doors, to the state above.\n\n"
+    grid = []
+    for before in ("[*]", *EffectState.__members__):
+        cells = [", ".join(moves.get((before, after), ())) or "·" for after in EffectState.__members__]
+        grid.append((f"**{'new' if before == '[*]' else before}**", *cells))
+    page += table(("", *EffectState.__members__), grid)
+    page += (
+        "# What prepare answers\n\n"
+        "To the payload digest and downstream that the slot is bound to, or to an empty slot.\n"
+        "Another payload or downstream is PAYLOAD_CONFLICT in every row, with what is bound and its state. Where this\n"
+        "effect or another of the task cannot be replayed, EXECUTE is BUSY while another one, READ_ONLY apart, is\n"
+        "PREPARED or UNKNOWN.\n\n"
+    )
+    holding = [row.holds for row in PREPARE]
+    rows = []
+    for case in PREPARE:
+        condition = case.condition or ("otherwise" if holding.count(case.holds) > 1 else "always")
+        rows.append((case.holds.name if case.holds is not None else "nothing", condition, case.answer, case.says))
+    page += table(("the slot holds", "if", "answer", "with"), rows)
+    page += "# Guarantees\n\n"
+    page += table(
+        ("guarantee", "the downstream offers", "UNKNOWN is cleared"), [(f"`{g}`", *GUARANTEES[g]) for g in Guarantee]
+    )
+    default = Terms("")
+    page += (
+        f"The default is `{default.guarantee}`, with a send window of {seconds(default.send_window_us / 1e6)} and a "
+        f"settle time of {seconds(default.settle_time_us / 1e6)}.\n\n"
+    )
+    page += "Grounds on which an UNKNOWN effect becomes ABSENT; all but `NOT_FOUND` are certain and count at once:\n\n"
+    page += table(("ground", "of"), [(f"`{ground}`", GROUND_WORDS[ground]) for ground in GROUNDS])
+    page += "# Every row\n\n"
+    for door in DOORS.values():
+        found = [row for row in EFFECT_TRANSITIONS if row.door == door.name]
+        if found:
+            page += f"## {door.name}\n\n"
+            page += table(
+                ("from", "if", "to", "event"),
+                [
+                    (
+                        r.before.name if r.before is not None else "",
+                        r.condition or "always",
+                        r.after.name,
+                        f"`{r.event}`",
+                    )
+                    for r in found
+                ],
+            )
+    return page
+
+
+PAGES = {
+    "refusals": refusals,
+    "doors": doors,
+    "states": states,
+    "effects": effects,
+    "limits": limits,
+    "events": events,
+}
 
 
 def unexplained() -> list[str]:

@@ -20,9 +20,14 @@ from fencepost.kernel.commands import (
     check_usage,
     cut_error,
 )
+from fencepost.kernel.digests import MAX_CONTENT_BYTES, encode
 from fencepost.kernel.operations import Accepted
-from fencepost.kernel.outcomes import Problem
-from fencepost.kernel.records import Policy
+from fencepost.kernel.outcomes import Outcome, Problem
+from fencepost.kernel.records import Content, Policy
+from fencepost.service.effect_admission import CHECKS
+from tests.kernel import effect_stories as s
+from tests.kernel.effect_stories import PAY
+from tests.kernel.situations import ACCEPTED
 from tests.model.world import SECOND, World, new_task
 
 replace = msgspec.structs.replace
@@ -142,3 +147,85 @@ def test_a_policy_that_cannot_be_safe_is_refused(changes: dict[str, Any]) -> Non
     with pytest.raises(InvalidRequest) as refused:
         check_policy(replace(Policy(), **changes))
     assert refused.value.field.startswith("policy.")
+
+
+def test_a_task_has_a_limited_number_of_effects_and_an_effect_of_executions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def story(world: World) -> None:
+        monkeypatch.setattr(k, "MAX_EFFECTS", 3)
+        monkeypatch.setattr(k, "MAX_EXECUTIONS", 4)
+        claim = s.started(world)
+        for slot in ("a", "b", "c"):
+            s.executes(world, claim, slot=slot)
+            s.accepted(world.ask(k.Settle, claim, finding="ABSENT", why="REFUSED"), Outcome.SETTLED)
+        s.problem(world.ask(k.Prepare, claim, terms=PAY, slot="d"), "INVALID", "slot")
+        for _ in range(3):
+            s.executes(world, claim, slot="c")
+            s.accepted(world.ask(k.Settle, claim, finding="ABSENT", why="REFUSED"), Outcome.SETTLED)
+        s.problem(world.ask(k.Prepare, claim, terms=PAY, slot="c"), "INVALID", "slot")
+        s.stands(world, "ABSENT", executions=4)
+        statement = k.NewStatement("d", encode("insert"), "sql/ledger")
+        s.problem(world.ask(k.Commit, claim, statements=(statement,)), "INVALID", "statements")
+        s.accepted(world.ask(k.Commit, claim), Outcome.COMMITTED)
+
+    story(World())
+    s.fails_without(story, k.Prepare, "prepare:too-many:invalid")
+
+
+@pytest.mark.parametrize("limit", ["MAX_EFFECTS", "MAX_EXECUTIONS", "MAX_EVIDENCE", "MAX_STATEMENTS"])
+def test_the_limits_of_effects_leave_room_for_work(limit: str) -> None:
+    assert getattr(k, limit) >= 20
+
+
+LONG_NOTE = "\u20ac" * (k.MAX_NOTE_BYTES // 3) + "xx"
+EFFECT_FIELDS: list[tuple[type, dict[str, Any], str]] = [
+    (k.Prepare, {"payload": Content(b"1" * (MAX_CONTENT_BYTES + 1), "sha256:long")}, "payload"),
+    (k.Prepare, {"payload": b"bare"}, "payload"),
+    (k.Prepare, {"slot": ""}, "slot"),
+    (k.Prepare, {"slot": "a" * (MAX_ID_LENGTH + 1)}, "slot"),
+    (k.Prepare, {"node_id": "a\n"}, "node_id"),
+    (k.Prepare, {"precondition": ""}, "precondition"),
+    (k.Prepare, {"repeat": 1}, "repeat"),
+    (k.Prepare, {"terms": replace(PAY, guarantee="EXACTLY_ONCE")}, "guarantee"),
+    (k.Prepare, {"terms": replace(PAY, downstream="")}, "downstream"),
+    (k.Prepare, {"terms": replace(PAY, send_window_us=0)}, "send_window"),
+    (k.Prepare, {"terms": replace(PAY, settle_time_us=-1)}, "settle_time"),
+    (k.Prepare, {"terms": replace(PAY, retention_us=PAY.send_window_us)}, "retention"),
+    (k.Prepare, {"terms": replace(PAY, margin_us=PAY.retention_us)}, "retention"),
+    (k.Prepare, {"terms": replace(PAY, approval=1)}, "approval"),
+    (k.Reserve, {"reservation_id": ""}, "reservation_id"),
+    (k.Reserve, {"execution": 0}, "execution"),
+    (k.Settle, {"execution": True}, "execution"),
+    (k.Settle, {"finding": "PERHAPS"}, "finding"),
+    (k.Settle, {"finding": "ABSENT", "why": "TIRED"}, "why"),
+    (k.Settle, {"note": LONG_NOTE}, "note"),
+    (k.Settle, {"note": "a\0"}, "note"),
+    (k.Settle, {"note": "\ud800"}, "note"),
+    (k.Settle, {"receipt": encode(1)}, "receipt"),
+    (k.Settle, {"finding": "HAPPENED", "receipt": Content(b"1" * (k.MAX_RECEIPT_BYTES + 1), "sha256:r")}, "receipt"),
+    (k.Reconcile, {"asked_at": -1}, "asked_at"),
+    (k.Reconcile, {"ground": "TIRED"}, "ground"),
+    (k.Reconcile, {"ground": None}, "ground"),
+    (k.Reconcile, {"finding": "UNKNOWN"}, "finding"),
+    (k.Evidence, {"execution": 0}, "execution"),
+    (k.Evidence, {"receipt": Content(b"1" * (k.MAX_RECEIPT_BYTES + 1), "sha256:r")}, "receipt"),
+    (k.Approve, {"who": ""}, "who"),
+    (k.Approve, {"expected_version": 0}, "expected_version"),
+    (k.Deny, {"note": LONG_NOTE}, "note"),
+    (k.Resolve, {"evidence": ""}, "evidence"),
+    (k.Resolve, {"evidence": LONG_NOTE}, "evidence"),
+    (k.Resolve, {"finding": "STILL_UNKNOWN"}, "finding"),
+    (k.Resolve, {"late_evidence": -1}, "late_evidence"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "field"), EFFECT_FIELDS, ids=lambda value: getattr(value, "__name__", None) or str(value)[:40]
+)
+def test_a_call_about_an_effect_beyond_a_limit_is_refused_with_its_field(
+    kind: type, fields: dict[str, Any], field: str
+) -> None:
+    command = ACCEPTED[kind]().command
+    CHECKS[kind](command)
+    with pytest.raises(InvalidRequest) as refused:
+        CHECKS[kind](replace(command, **fields))
+    assert refused.value.field == field

@@ -14,7 +14,11 @@ from fencepost.kernel.kernel import Kernel
 
 TESTS = Path(__file__).resolve().parents[1]
 SPEC = TESTS.parent / "docs" / "spec" / "claim-v1.md"
-RULES: list[dict[str, Any]] = tomllib.loads((TESTS / "rules" / "claim_v1.toml").read_text("utf-8"))["rule"]
+RULES: list[dict[str, Any]] = [
+    rule
+    for name in ("claim_v1.toml", "claim_v1_effects.toml")
+    for rule in tomllib.loads((TESTS / "rules" / name).read_text("utf-8"))["rule"]
+]
 
 # Guards that hold what a neighbour's sentence says at another door: they need no sentence of their own.
 COVERED = {
@@ -38,6 +42,13 @@ COVERED = {
             "pool:repeated:said-again",
             "stage:repeated:said-again",
             "usage:repeated:said-again",
+            "reserve:repeated:said-again",
+            "settle:repeated:said-again",
+            "reconcile:repeated:said-again",
+            "withdraw:repeated:said-again",
+            "approve:repeated:said-again",
+            "deny:repeated:said-again",
+            "resolve:repeated:said-again",
         ),
         "repeats:finished-change:said-again",
     ),
@@ -80,6 +91,7 @@ def test_every_guard_of_the_kernel_has_its_rule() -> None:
 
 
 def test_every_attack_told_to_the_kernel_is_tied_to_a_rule() -> None:
-    attacks = {name for name in functions_in("kernel/test_attacks.py") if name.startswith("test_x")}
+    told = ("test_attacks", "test_effect_attacks", "test_execution_attacks", "test_effect_decisions")
+    attacks = {name for page in told for name in functions_in(f"kernel/{page}.py") if name.startswith("test_x")}
     tied = {test.partition("::")[2] for rule in RULES for test in rule["tests"]}
     assert attacks - tied == {"test_x24_a_repeated_claim_of_an_older_epoch_is_fenced_before_its_id_is_looked_up"}
