@@ -23,6 +23,7 @@ from fencepost.stores import postgres_swift_effects as effects
 from fencepost.stores.postgres_apply import EVENTS, FREE_LOG, LOG, locked_pools, log_statement, numbering, settle
 from fencepost.stores.postgres_connections import Connection
 from fencepost.stores.postgres_rows import Arrays, listed, type_of
+from fencepost.stores.postgres_texts import Texts
 
 # More groups than these in one batch are written one statement after the other; each has its range of numbers.
 MOST_GROUPS = 4
@@ -279,7 +280,7 @@ def event_key(task: Task) -> tuple[Any, ...]:
 
 def statement(groups: Sequence[Group], log: Sequence[LogEntry], base: int) -> tuple[str, list[Any]]:
     """One row: for each group, the places (counted from 1) of the sets that were won."""
-    arrays = Arrays()
+    arrays = Texts()
     pools = arrays.one(sorted({group.key[0] for group in groups}), "text[]")
     parts = [f"p AS MATERIALIZED ({locked_pools(pools, False)})", numbering(arrays.one(base, "int8"))]
     for number, group in enumerate(groups):
