@@ -17,11 +17,14 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from fencepost.clock import elapsed
 from fencepost.kernel.records import Content, Task
 from fencepost.kernel.writes import Snapshot
 from fencepost.stores import codec
 from fencepost.stores.base import Scan
+from fencepost.stores.postgres_ahead import Ahead
 from fencepost.stores.postgres_connections import Connection
 from fencepost.stores.postgres_load import CLOCK
 from fencepost.stores.postgres_rows import listed
@@ -53,10 +56,17 @@ class Share:
         self._before = (1, 0)
         self._changed = elapsed()
         self._trying = False
+        self.losses = 0
+
+    @property
+    def alone(self) -> bool:
+        """As far as is known, nobody else takes tasks here."""
+        return self.of == 1 and not self._trying
 
     def claimed(self, tried: int, lost: int) -> None:
         """What became of a batch's claims."""
         now = elapsed()
+        self.losses += lost
         if lost * 16 > tried:
             if self._trying:  # it had been enough before
                 self.of, self.mine = self._before
@@ -94,6 +104,8 @@ class Scanner:
 
     def __init__(self, clock: str = CLOCK) -> None:
         self.share = Share()
+        self._ahead = Ahead()
+        self._losses = 0
         self._heads: dict[Any, _Head] = {}
         self._slow = 0
         self._lapsed_again_at = 0.0
@@ -138,9 +150,25 @@ ORDER BY t.priority, t.available_at, t.task_id LIMIT $6 FOR SHARE OF t SKIP LOCK
             return []
         if step.lapsed:
             return await self._scan_lapsed(con, step, queues, kinds)
+        question = (step.pool, step.queues, step.kinds)
+        if not self.share.alone:
+            return await self._ready(con, step, question, queues, kinds)
+        ahead = self._ahead
+        if self._losses != self.share.losses:  # somebody else has been at what was seen
+            self._losses = self.share.losses
+            ahead.drop()
+        found = ahead.take(question, step)
+        if found is None:
+            began = elapsed()
+            more = msgspec.structs.replace(step, limit=ahead.limit(question, step))
+            found = ahead.keep(question, step, await self._ready(con, more, question, queues, kinds), began)
+        return found
+
+    async def _ready(
+        self, con: Connection, step: Scan, question: Any, queues: list[str] | None, kinds: list[str] | None
+    ) -> list[Task]:
         if queues is None:
             queues = [row[0] for row in await con.fetch(self._queues, step.pool)]
-        question = (step.pool, step.queues, step.kinds)
         head = self._heads.get(question)
         if head is not None:
             if elapsed() < head.again_at:
@@ -163,6 +191,7 @@ ORDER BY t.priority, t.available_at, t.task_id LIMIT $6 FOR SHARE OF t SKIP LOCK
 
     def wrote(self, task: Task) -> None:
         """This service made `task` ready: what comes before where it goes on must be looked at."""
+        self._ahead.wrote(task)
         for question, head in list(self._heads.items()):
             if (task.priority, task.available_at, task.task_id) < (head.priority, *head.after):
                 del self._heads[question]
