@@ -47,6 +47,15 @@ def test_cycle_measures_the_memory_store_without_a_yardstick(tmp_path: Path) -> 
     assert "ratio_to_bare" not in found
 
 
+def test_effects_says_what_one_costs_in_cycles(tmp_path: Path) -> None:
+    found = run("effects.py", "--callers", "16", "--cycles", "64", folder=tmp_path)
+
+    assert set(found["cycle_us"]) == set(found["effect_us"]) == set(found["ratio_to_cycle"]) == {"16"}
+    assert found["cycle_us"]["16"] > 0
+    assert found["goal"] == 1.5
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """One that another user may enter, as a server that root starts has to; pytest's own it may not."""
