@@ -13,7 +13,7 @@ from fencepost.kernel.writes import Snapshot
 from fencepost.stores import postgres_swift as swift
 from fencepost.stores.postgres import PostgresStore
 from fencepost.stores.postgres_load import Reading
-from fencepost.stores.postgres_scan import Scanner, Share
+from fencepost.stores.postgres_scan import LAPSED_AGAIN, Scanner, Share
 from tests.postgres.conftest import Open
 from tests.postgres.databases import advance
 from tests.postgres.server import Server
@@ -173,3 +173,36 @@ async def test_scans_and_loads_are_planned_by_key_even_while_the_tables_are_empt
             for position, line in enumerate(lines):
                 if "Index" in line and "Scan using" in line:
                     assert "Index Cond" in lines[position + 1], plan
+
+
+async def test_slow_searches_for_lapsed_leases_put_off_the_next_a_little_and_that_of_no_other_question(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:  # B09
+    time = 0.0
+
+    def slow() -> float:
+        nonlocal time
+        time += 0.3  # between a search's begin and its end, too
+        return time
+
+    async def lapsed(queue: str) -> list[str]:
+        return [one.task_id for one in await store.run(scanning(queues=(queue,), lapsed=True))]
+
+    monkeypatch.setattr("fencepost.stores.postgres_scan.elapsed", slow)
+    assert [await lapsed("default"), await lapsed("default")] == [[], []]
+    tasks = [task(queue, queue=queue, state=int(State.CLAIMED), lease_expires_at=1) for queue in ("default", "other")]
+    await store.run(applying(insert(*tasks)))
+    assert await lapsed("default") == []
+    assert await lapsed("other") == ["other"]
+    time += LAPSED_AGAIN
+    assert await lapsed("default") == ["default"]
+
+
+async def test_one_slow_search_for_lapsed_leases_may_be_chance(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:  # B09
+    monkeypatch.setattr("fencepost.stores.postgres_scan.SLOW", -1.0)
+    monkeypatch.setattr("fencepost.stores.postgres_scan._AGAIN", 1e9)
+    assert await store.run(scanning(lapsed=True)) == []
+    await store.run(applying(insert(task("t", state=int(State.CLAIMED), lease_expires_at=1))))
+    assert [one.task_id for one in await store.run(scanning(lapsed=True))] == ["t"]

@@ -40,6 +40,9 @@ _FLOOR = -(1 << 15)
 SLOW = 0.003
 SLOW_A_TASK = 0.00002
 _AGAIN = 20.0
+# A search for lapsed leases that finds none and is slow waits as well, but never longer than this: somebody's work
+# stands still meanwhile.
+LAPSED_AGAIN = 1.0
 # How long a share belongs to one service, in microseconds of the store's clock.
 TURN_US = 200_000
 MOST_SHARES = 64
@@ -108,7 +111,7 @@ class Scanner:
         self._losses = 0
         self._heads: dict[Any, _Head] = {}
         self._slow = 0
-        self._lapsed_again_at = 0.0
+        self._lapsed_slow: dict[Any, tuple[int, float]] = {}  # for one question: how often in a row, and until when
         self._clock = f"SELECT {clock}"
         named = "SELECT w.queue, w.kind FROM unnest($2::text[], $3::text[]) w(queue, kind)"
         walked = f"""
@@ -242,14 +245,21 @@ ORDER BY t.priority, t.available_at, t.task_id LIMIT $6 FOR SHARE OF t SKIP LOCK
         self, con: Connection, step: Scan, queues: list[str] | None, kinds: list[str] | None
     ) -> list[Task]:
         began = elapsed()
-        if began < self._lapsed_again_at:
+        question = (step.pool, step.queues, step.kinds, step.epoch, step.grace_us)
+        times, again_at = self._lapsed_slow.get(question, (0, 0.0))
+        if began < again_at:
             step.into.now = await con.fetchval(self._clock)
             return []
         rows = await con.fetch(self._lapsed, step.pool, step.grace_us, step.epoch, queues, kinds, step.limit)
         found = _take(rows, step.into)
         took = elapsed() - began
-        if took > 2 * SLOW and not found:
-            self._lapsed_again_at = began + _AGAIN * took
+        if found or took <= 2 * SLOW:
+            self._lapsed_slow.pop(question, None)
+        else:  # once may be chance
+            if len(self._lapsed_slow) > 100:
+                self._lapsed_slow.clear()
+            pause = min(_AGAIN * took, LAPSED_AGAIN) if times else 0.0
+            self._lapsed_slow[question] = (times + 1, began + pause)
         return found
 
 
