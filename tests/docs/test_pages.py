@@ -11,7 +11,8 @@ from fencepost.stores.postgres_roles import roles_sql
 from tests.docs.pages import PAGES, ROOT, Block, agrees, blocks, console, run
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-KNOWN = {"python", "sh", "console", "json", "sql", "text"}
+KNOWN = {"python", "sh", "console", "json", "sql", "text", "toml"}
+FILES = {"json", "toml"}  # a block of these is a file, and is tried by what reads it
 
 
 def try_block(block: Block, folder: Path, printed: str) -> str:
@@ -58,7 +59,7 @@ def test_every_block_is_of_a_kind_that_is_tried(page: str) -> None:
     assert len(fences) == 2 * len(blocks(page)), "a block is not closed, or is indented"
     for block in blocks(page):
         assert block.language in KNOWN, f"line {block.line}"
-        assert block.language != "json" or block.mark.startswith("file: "), f"line {block.line}"
+        assert block.language not in FILES or block.mark.startswith("file: "), f"line {block.line}"
 
 
 def test_the_pages_show_enough_to_be_worth_trying() -> None:
