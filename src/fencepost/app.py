@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -172,9 +172,14 @@ _UNRESOLVED: Any = object()
 
 
 class App:
-    """The handlers of a program, by the kind of task that they serve. A worker claims these kinds and no others."""
+    """The handlers of a program, by the kind of task that they serve. A worker claims these kinds and no others.
 
-    def __init__(self) -> None:
+    `downstreams` are what its handlers send effects to: its workers reconcile with them whatever is UNKNOWN and held by
+    nobody.
+    """
+
+    def __init__(self, *, downstreams: Iterable[Any] = ()) -> None:
+        self.downstreams: tuple[Any, ...] = tuple(downstreams)
         self._handlers: dict[str, Handler[..., Any]] = {}
 
     def task(

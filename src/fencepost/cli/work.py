@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -15,8 +16,10 @@ from cyclopts import App, Group, Parameter
 from fencepost import config
 from fencepost.app import App as Handlers
 from fencepost.cli import output
+from fencepost.cli.effect import configured
 from fencepost.cli.explain import hint
 from fencepost.cli.session import Options, opened
+from fencepost.effects.config import Downstreams
 from fencepost.errors import InvalidRequest
 from fencepost.wire import Refused
 
@@ -98,7 +101,9 @@ async def work(
     settings = config.check_work(msgspec.structs.replace(config.load().work, **wanted))
     works = _works(command, app, settings, {"timeout": timeout, "silence": silence}, set(wanted))
     tally = _log_to_stderr()
-    async with opened(options, create=True) as client:
+    downstreams = configured()
+    async with opened(options, create=True) as client, contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(downstreams.close)
         view = await client.pool(settings.pool)
         if isinstance(view, Refused):
             return output.refused(view, json=options.as_json)
@@ -115,6 +120,7 @@ async def work(
             pool=settings.pool,
             renew_interval=settings.renew_interval or None,
             trust_window=settings.trust_window or None,
+            downstreams=_those_that_can_be_asked(downstreams),
         )
         code = await worker.run(until_idle=until_idle)
     if options.as_json:
@@ -129,6 +135,17 @@ async def work(
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _those_that_can_be_asked(downstreams: Downstreams) -> list[Any]:
+    """A worker whose programs send effects need not hold every secret itself; what it cannot make it cannot ask."""
+    found = []
+    for name in downstreams:
+        try:
+            found.append(downstreams[name])
+        except InvalidRequest as error:
+            output.note(f"this worker does not reconcile {name}: {error}")
+    return found
 
 
 def _works(

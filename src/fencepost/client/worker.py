@@ -18,7 +18,7 @@ import random
 import signal
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from fencepost import clock
@@ -26,6 +26,7 @@ from fencepost.app import App
 from fencepost.client.attempt import LONGEST_PAUSE
 from fencepost.client.client import Client
 from fencepost.client.handling import AppWorks, Work, Works
+from fencepost.client.reconciler import Reconciler
 from fencepost.client.renewal import Loss, Terms
 from fencepost.client.serving import DRAINED, INSIST_AT_END, Serving
 from fencepost.config import MAX_CONCURRENCY, without_password
@@ -39,6 +40,7 @@ log = logging.getLogger("fencepost.worker")
 
 DONE, REFUSED, EPOCH_RAISED = 0, 1, 4
 # The longest single wait for a task; also bounded by the ttl, because a lease is trusted from the request's send.
+RECONCILE_INTERVAL = 10.0
 LONGEST_WAIT = 5.0
 
 
@@ -57,6 +59,9 @@ class Worker:
     `renew_interval` and `trust_window` default to a third and five sixths of each handler's ttl. Raises
     InvalidRequest for settings that cannot be safe; those against the pool's policy are checked by `run`. A max_ttl
     that is lowered while it runs shortens its leases from then on.
+
+    With `downstreams` (or those of the app) it also asks them, every `reconcile_interval` seconds, about the pool's
+    UNKNOWN effects that nobody holds; see `fencepost.client.reconciler`.
     """
 
     def __init__(
@@ -74,6 +79,8 @@ class Worker:
         trust_window: float | None = None,
         cancel_grace: float = 5.0,
         handle_signals: bool = True,
+        downstreams: Iterable[Any] = (),
+        reconcile_interval: float = RECONCILE_INTERVAL,
     ) -> None:
         if isinstance(queues, str) or not queues:
             raise InvalidRequest("queues", "must be a list of at least one name")
@@ -91,6 +98,11 @@ class Worker:
         self.handle_signals = handle_signals
         self._client = client
         self._works: Works = AppWorks(app) if isinstance(app, App) else app
+        check_seconds(reconcile_interval, "reconcile_interval", above=True)
+        self._reconcile_interval = reconcile_interval
+        known = list({id(each): each for each in (*getattr(app, "downstreams", ()), *downstreams)}.values())
+        self._reconciler = Reconciler(client, known) if known else None
+        self._reconciling: asyncio.Task[None] | None = None
         self._timing = (renew_interval, trust_window)
         self._terms: dict[float, Terms] = {}
         self._settle_terms(max_ttl=None)
@@ -138,6 +150,9 @@ class Worker:
             try:
                 await self._drain()
             finally:
+                if self._reconciling is not None:
+                    self._reconciling.cancel()
+                    await asyncio.wait([self._reconciling])
                 for number in signals:
                     asyncio.get_running_loop().remove_signal_handler(number)
 
@@ -180,6 +195,9 @@ class Worker:
                 self._settle_terms(float(pool.policy["max_ttl"]))
                 self._keeper = await self._client.renewal()
                 self._client.start_maintenance()
+                if self._reconciler is not None and self._reconciling is None:
+                    reconciling = self._reconciler.run(self.pool, self._reconcile_interval)
+                    self._reconciling = asyncio.create_task(reconciling, name="fencepost-reconciler")
             except Unavailable as error:
                 log.warning("the store does not answer (%s); the worker waits for it", error)
                 await self._rest(pause.next())
