@@ -14,6 +14,8 @@ from tests.postgres.stage import PostgresStage, on_postgres
 
 __all__ = ["stage"]
 
+MOST_LOST = 0.02
+
 
 async def side_by_side(stage: PostgresStage, *, each: int, callers: int) -> None:
     client = await stage.client()
@@ -44,6 +46,9 @@ async def side_by_side(stage: PostgresStage, *, each: int, callers: int) -> None
     )
     assert min(shares) > 0.2 * sum(shares), "one of the two got hardly anything"
     assert max(longest.values()) < 2_000_000
+    # Services learn of each other by what they lose. Each begins twice here, and loses what is under way a few times:
+    # that is much of a short run and little of a long one.
+    assert lost <= max(4 * 4 * callers, MOST_LOST * (won + lost))
     await committed_once(stage, client, total)
 
 
