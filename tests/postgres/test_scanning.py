@@ -182,7 +182,7 @@ async def test_slow_searches_for_lapsed_leases_put_off_the_next_a_little_and_tha
 
     def slow() -> float:
         nonlocal time
-        time += 0.3  # between a search's begin and its end, too
+        time += 0.1  # between a search's begin and its end, too
         return time
 
     async def lapsed(queue: str) -> list[str]:
