@@ -58,8 +58,10 @@ async def prepared(git: Git, payload: Any = PAYLOAD, **more: Any) -> Call:
 
 async def test_a_push_is_one_commit_that_names_its_effect_and_generation(remote: Remote, git: Git) -> None:
     before = remote.tip()
-    found = await git.execute(await prepared(git))
+    bound = await git.bind_for(PAYLOAD, 1) | {"at": 1_000_000_000}
+    found = await git.execute(call(bound, await git.precondition(bound)))
     assert isinstance(found, Happened)
+    assert remote.git("log", "-1", "--format=%at %ct", MAIN) == "1000000000 1000000000"
     assert found.receipt == {"commit": remote.tip(), "ref": MAIN, "parent": before}
     assert found.etag == remote.tip()
     assert remote.message() == f"Say A\n\nFencepost-Effect: {EFFECT}\nFencepost-Generation: 1"
@@ -98,6 +100,17 @@ async def test_a_ref_that_moved_on_is_never_pushed_to(remote: Remote, git: Git) 
     late = await prepared(git)
     theirs = remote.push("b.txt", "B\n")
     found = await git.execute(late)
+    assert isinstance(found, Absent) and found.why == "PRECONDITION"
+    assert remote.tip() == theirs
+
+
+async def test_a_ref_that_moved_before_the_push_began_is_not_overwritten(remote: Remote, git: Git) -> None:
+    late = await prepared(git)
+    await git._fetch(MAIN, remote.tip())
+    made = await git._commit(late, _ground(late))
+    theirs = remote.push("b.txt", "B\n")
+    assert isinstance(made, str)
+    found = await git._push(late, _ground(late), MAIN, made)  # its look was before that
     assert isinstance(found, Absent) and found.why == "PRECONDITION"
     assert remote.tip() == theirs
 
@@ -179,15 +192,26 @@ async def test_a_ref_that_is_gone_proves_nothing(remote: Remote, git: Git) -> No
     assert isinstance(executed, Absent) and executed.why == "PRECONDITION"
 
 
-async def test_a_history_that_the_remote_itself_cut_off_proves_nothing(remote: Remote, tmp_path: Path) -> None:
+@pytest.mark.parametrize("new", [False, True])
+async def test_a_history_that_the_remote_itself_cut_off_proves_nothing(
+    remote: Remote, tmp_path: Path, new: bool
+) -> None:
     git = git_to(f"file://{tmp_path}/shallow.git")
     for number in range(3):
         remote.push("n.txt", f"{number}\n")
-    sent = call(await git.bind_for(PAYLOAD, 1), remote.git("rev-parse", f"{MAIN}~2"))
+    sent = call(await git.bind_for(PAYLOAD, 1), NOWHERE if new else remote.git("rev-parse", f"{MAIN}~2"))
     remote.git("clone", "-q", "--bare", "--depth=1", f"file://{remote.path}", f"{tmp_path}/shallow.git")
     found = await git.query(sent)
-    assert isinstance(found, StillUnknown)
+    assert isinstance(found, StillUnknown) and "cut off" in found.why, found
     await git.close()
+
+
+async def test_a_history_that_was_cut_off_in_the_cache_proves_nothing(remote: Remote, tmp_path: Path) -> None:
+    remote.push("n.txt", "1\n")
+    remote.git("clone", "-q", "--bare", "--depth=1", f"file://{remote.path}", f"{tmp_path}/cache")
+    git = git_to(str(remote.path), cache=tmp_path / "cache")
+    found = await git.query(call(await git.bind_for(PAYLOAD, 1), NOWHERE))
+    assert isinstance(found, StillUnknown) and "cut off" in found.why, found
 
 
 async def test_a_squash_of_it_still_names_it(remote: Remote, git: Git) -> None:
@@ -252,6 +276,29 @@ async def test_a_push_that_takes_too_long_or_is_cancelled_is_ended(
     assert remote.commits() == 1
     assert not _runs_here(git)
     await git.close()
+
+
+async def test_a_push_that_arrives_after_its_caller_gave_up_and_its_repeat_are_one_commit(
+    remote: Remote, proxy: CuttingProxy
+) -> None:
+    git, successor = (git_to(f"git://127.0.0.1:{proxy.port}/remote.git") for _ in range(2))
+    sent = await prepared(git)
+    proxy.late = 0.5
+    pushing = asyncio.ensure_future(git.execute(sent))
+    await _held(proxy, pushing)
+    pushing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pushing
+    assert await successor.query(sent) == Standing()
+    repeated = await successor.execute(call(sent.payload, sent.precondition or "", execution=2, generation=2))
+    assert isinstance(repeated, Happened)
+    async with asyncio.timeout(10):
+        while proxy.pushes < 2:  # the late one, too
+            await asyncio.sleep(0.01)
+    assert remote.commits() == 2
+    assert await successor.query(sent) == repeated
+    for one in (git, successor):
+        await one.close()
 
 
 def _runs_here(git: Git) -> list[str]:

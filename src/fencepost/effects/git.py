@@ -264,7 +264,7 @@ class Git:
             raise _Rewritten(f"{ref} is gone")
         await self._fetch(ref, tip)
         if (await self._need("rev-parse", "--is-shallow-repository")).text != "false":
-            raise _Rewritten("the remote's own history is cut off")
+            raise _Rewritten(f"the history in {self._folder} is cut off")
         until: list[str] = []
         if not ground.new:
             within = await self._git.run("merge-base", "--is-ancestor", ground.old, tip)
@@ -314,6 +314,8 @@ class Git:
         )  # fmt: skip
         if said.code:
             raise _NotReached(said.why)
+        if (await self._git.run("rev-parse", "--quiet", "--verify", mine)).code:
+            raise _Rewritten("the remote's own history is cut off")  # git takes no such ref, and says nothing
         for older in kept.text.splitlines():
             if older.rpartition("/")[0] == mine.rpartition("/")[0]:
                 await self._git.run("update-ref", "-d", older)  # one that stays does no harm
