@@ -34,8 +34,10 @@ def x02(world: World) -> None:
     assert s.stands(world, "ABSENT").absent_ground == "NOT_FOUND"
 
 
-def test_x02_not_found_is_too_early_until_nothing_that_was_sent_in_time_can_still_arrive() -> None:
-    x02(World())
+def test_x02_not_found_is_too_early_until_nothing_that_was_sent_in_time_can_still_arrive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s.fails_with(monkeypatch, x02, effect_rules, "too_early", lambda effect, asked_at: None)
     s.fails_without(x02, k.Reconcile, ABSENT_GUARD)
 
 
@@ -60,13 +62,17 @@ def x03_resolved(world: World) -> None:
     assert s.stands(world, "ABSENT").absent_ground == "PERSON"
 
 
-def test_x03_a_finding_counts_from_when_it_was_asked_and_not_from_when_it_was_said() -> None:
-    x03_reconciled(World())
+def test_x03_a_finding_counts_from_when_it_was_asked_and_not_from_when_it_was_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s.fails_with(monkeypatch, x03_reconciled, effect_rules, "too_early", lambda effect, asked_at: None)
     s.fails_without(x03_reconciled, k.Reconcile, ABSENT_GUARD)
 
 
-def test_x03_nor_may_the_reconciler_or_a_person_say_later_what_was_seen_before() -> None:
-    x03_resolved(World())
+def test_x03_nor_may_the_reconciler_or_a_person_say_later_what_was_seen_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s.fails_with(monkeypatch, x03_resolved, effect_rules, "too_early", lambda effect, asked_at: None)
     guard = "resolve:absent-without-ground:conflict-or-person-or-too-early"
     s.fails_without(x03_resolved, k.Resolve, guard)
 
