@@ -162,7 +162,7 @@ async def test_ones_own_class_is_called_with_its_declaration_and_settings_and_cl
         Downstreams({"own": OWN | {"token": "t"}}, folder=tmp_path)
 
 
-@pytest.mark.parametrize("name", sorted(set(TYPES) - {"aws"}))
+@pytest.mark.parametrize("name", sorted(TYPES))
 def test_every_type_is_where_it_is_said_to_be(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"downstreams\.x\.nonsense: is unknown"):
         Downstreams({"x": {"type": name, "nonsense": 1}}, folder=tmp_path)

@@ -10,16 +10,15 @@ from typing import Any
 
 from fencepost.effects.base import (
     Absent,
-    Answers,
     Call,
     Found,
     Gone,
     Happened,
     NotFound,
-    Reserves,
     Standing,
     StillUnknown,
     Unknown,
+    offers,
 )
 
 __all__ = ["ask", "cancel", "confirm_stored", "says"]
@@ -32,11 +31,11 @@ def says(error: BaseException) -> str:
 
 async def ask(downstream: Any, call: Call, timeout: float) -> Found:
     """What `query` finds, within `timeout` seconds."""
-    if not isinstance(downstream, Answers):
+    if not offers(downstream, "query"):
         return StillUnknown("the downstream cannot be asked")
     try:
         async with asyncio.timeout(timeout):
-            found: Any = await downstream.query(call)
+            found = await downstream.query(call)
     except Exception as error:  # noqa: BLE001 - a failed look finds nothing
         return StillUnknown(f"not answered: {says(error)}")
     return _found(found)
@@ -49,11 +48,11 @@ async def confirm_stored(downstream: Any, call: Call, timeout: float) -> Found:
     """
     if call.reservation_id is None:
         return Gone("NO_RESERVATION")
-    if isinstance(downstream, Answers):
+    if offers(downstream, "query"):
         found = await ask(downstream, call, timeout)
         if isinstance(found, Happened | Gone) or (isinstance(found, StillUnknown) and found.in_progress):
             return found
-    if not isinstance(downstream, Reserves):
+    if not offers(downstream, "confirm"):
         return StillUnknown("the downstream no longer confirms reservations")
     try:
         async with asyncio.timeout(timeout):
@@ -77,7 +76,7 @@ async def cancel(downstream: Any, call: Call, timeout: float) -> Found:
     """RESERVATION: cancel the stored one for good, which the reconciler may do where nobody will confirm it."""
     if call.reservation_id is None:
         return Gone("NO_RESERVATION")
-    if not isinstance(downstream, Reserves):
+    if not offers(downstream, "cancel"):
         return StillUnknown("the downstream no longer cancels reservations")
     try:
         async with asyncio.timeout(timeout):

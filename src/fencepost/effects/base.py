@@ -54,6 +54,7 @@ __all__ = [
     "StillUnknown",
     "Unknown",
     "check_downstream",
+    "offers",
 ]
 
 # What a downstream declares ----------------------------------------------------------------------
@@ -413,6 +414,11 @@ _NEEDS: dict[Guarantee, tuple[str, ...]] = {
 _OPTIONAL = ("query", "bind", "bind_for", "same", "earn", "check", "close")
 
 
+def offers(downstream: Any, method: str) -> bool:
+    """Whether it has that method: what isinstance with a protocol says too, at a fiftieth of the price."""
+    return callable(getattr(downstream, method, None))
+
+
 def check_downstream(downstream: Any, declaration: Declaration | None = None) -> Declaration:
     """Its declaration, or InvalidRequest naming what is missing or wrong. Calls nothing.
 
@@ -423,12 +429,12 @@ def check_downstream(downstream: Any, declaration: Declaration | None = None) ->
         raise InvalidRequest("using", f"{type(downstream).__name__} has no `declaration`: it is not a downstream")
     where = f"downstream {declared.downstream!r}"
     for method in _NEEDS[declared.guarantee]:
-        if not callable(getattr(downstream, method, None)):
+        if not offers(downstream, method):
             raise InvalidRequest(where, f"declares {declared.guarantee}, which needs `{method}`")
     for method in (*_NEEDS[declared.guarantee], *_OPTIONAL):
         found = getattr(downstream, method, None)
         if found is not None and not inspect.iscoroutinefunction(found):
             raise InvalidRequest(where, f"`{method}` must be an `async def`")
-    if hasattr(downstream, "bind") and not hasattr(downstream, "same"):
+    if offers(downstream, "bind") and not offers(downstream, "same"):
         raise InvalidRequest(where, "`bind` needs `same`: a successor binds anew and has to know its own payload again")
     return declared

@@ -22,24 +22,18 @@ from fencepost.clock import elapsed
 from fencepost.effects.asking import ask, confirm_stored, says
 from fencepost.effects.base import (
     Absent,
-    Answers,
-    Binds,
-    BindsFor,
     Call,
-    Conditional,
     Deadline,
     Declaration,
-    Earns,
-    Executes,
     Gone,
     Guarantee,
     Happened,
     NotFound,
-    Reserves,
     Standing,
     StillUnknown,
     Unknown,
     check_downstream,
+    offers,
 )
 from fencepost.effects.failures import (
     ApprovalRequired,
@@ -74,7 +68,7 @@ LONGEST_PAUSE = 5.0
 async def declared(downstream: Any) -> Declaration:
     """The declaration that counts: the one earned from this server where that has to be tried. Checked."""
     declaration = check_downstream(downstream)
-    return check_downstream(downstream, await downstream.earn()) if isinstance(downstream, Earns) else declaration
+    return check_downstream(downstream, await downstream.earn()) if offers(downstream, "earn") else declaration
 
 
 async def perform(
@@ -116,10 +110,10 @@ async def perform(
         if value not in known:
             raise InvalidRequest(name, f"must be one of {', '.join(known)}, got {value!r}")
     declaration = await declared(downstream)
-    if isinstance(downstream, BindsFor):
+    if offers(downstream, "bind_for"):
         bound = await downstream.bind_for(payload, port.generation)
     else:
-        bound = await downstream.bind(payload) if isinstance(downstream, Binds) else payload
+        bound = await downstream.bind(payload) if offers(downstream, "bind") else payload
     if declaration.guarantee == Guarantee.TRANSACTIONAL:
         return await port.defer(slot, bound, declaration.downstream, node_id=node_id)
     # Two calls for one slot in this process go one after the other: the second finds the first one's receipt.
@@ -264,10 +258,10 @@ class _Performance:
 
     async def _precondition(self) -> tuple[str | None, Exception | None]:
         """The downstream may be out of reach, and the effect's receipt kept all the same: the store says which."""
-        assert isinstance(self.downstream, Conditional)
         try:
             async with asyncio.timeout(self.timeout):
-                return await self.downstream.precondition(self.bound), None
+                found: str = await self.downstream.precondition(self.bound)
+                return found, None
         except InvalidRequest:
             raise
         except Exception as error:  # noqa: BLE001 - raised by the caller, unless the store needs no precondition
@@ -304,7 +298,7 @@ class _Performance:
             raise conflict
         if self.adopted:
             raise conflict  # it changed under our hands, which a bound payload cannot
-        if isinstance(self.downstream, Binds) and await self.downstream.same(answer.payload, self.payload):
+        if offers(self.downstream, "bind") and await self.downstream.same(answer.payload, self.payload):
             pass
         elif self.on_conflict != "adopt":
             raise conflict
@@ -329,16 +323,16 @@ class _Performance:
         call = self._call(answer, Deadline.after(asked, answer.now_us, answer.send_by_us, elapsed))
         self.sent += 1
         downstream = self.downstream
-        if answer.guarantee == Guarantee.RESERVATION and isinstance(downstream, Reserves):
-            return await self._reserve(downstream, call)
-        if answer.guarantee != Guarantee.RESERVATION and isinstance(downstream, Executes):
+        if answer.guarantee == Guarantee.RESERVATION and offers(downstream, "reserve"):
+            return await self._reserve(call)
+        if answer.guarantee != Guarantee.RESERVATION and offers(downstream, "execute"):
             return await self._settled(call, await self._send(downstream.execute, call))
         await self._settle(call, Absent("REFUSED", "the downstream no longer offers what the effect is bound to"))
         raise InvalidRequest("using", f"the effect is bound as {answer.guarantee}, which this downstream is not")
 
-    async def _reserve(self, downstream: Reserves, call: Call) -> _Step:
+    async def _reserve(self, call: Call) -> _Step:
         """Reserve, store, and only then confirm: only a stored reservation can be confirmed, by anybody."""
-        reserved = await self._send(downstream.reserve, call, reserving=True)
+        reserved = await self._send(self.downstream.reserve, call, reserving=True)
         if not isinstance(reserved, str):
             return await self._settled(call, reserved)
         request_id = _new_id()
@@ -350,7 +344,7 @@ class _Performance:
         if answer.outcome != "RESERVED":
             _refused(answer)
         call = replace(call, reservation_id=reserved)
-        return await self._settled(call, await self._send(downstream.confirm, call))
+        return await self._settled(call, await self._send(self.downstream.confirm, call))
 
     async def _send(self, method: Callable[[Call], Awaitable[Any]], call: Call, *, reserving: bool = False) -> Any:
         """One call, bounded. The look at `send_by` is the last thing before it."""
@@ -460,12 +454,12 @@ class _Performance:
             return self._repeat("it still stands at the bound precondition") if "REPEAT" in ways else _Again(pause=0)
         if found.moved_on and answer.guarantee == Guarantee.CONDITIONAL:
             return await self._reconciled(answer, found)
-        asks = answer.guarantee == Guarantee.RESERVATION or isinstance(self.downstream, Answers)
+        asks = answer.guarantee == Guarantee.RESERVATION or offers(self.downstream, "query")
         if "REPEAT" not in ways and not asks:
             raise EffectUnknown(answer.effect_id, self.slot, "the downstream cannot be asked, nor may it be repeated")
         if found.in_progress or "REPEAT" not in ways:
             return _Again(pause=found.retry_after or 0, why=found.why)
-        if answer.guarantee == Guarantee.CONDITIONAL and isinstance(self.downstream, Answers):
+        if answer.guarantee == Guarantee.CONDITIONAL and offers(self.downstream, "query"):
             return _Again(pause=found.retry_after or 0, why=found.why)
         return self._repeat(found.why)
 

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 from fencepost.client.effect_port import AttemptPort
 from fencepost.clock import elapsed
-from fencepost.effects.base import Answers, Declaration, Guarantee
+from fencepost.effects.base import Declaration, Guarantee, offers
 from fencepost.effects.failures import EffectError, EffectUnknown, PayloadConflict, PersonRequired
 from fencepost.effects.performing import declared, perform
 from fencepost.errors import Fenced
@@ -141,7 +141,7 @@ class _Stage:
 
     async def close(self) -> None:
         for downstream in self._opened:
-            if hasattr(downstream, "close"):
+            if offers(downstream, "close"):
                 await downstream.close()
 
     @property
@@ -287,7 +287,7 @@ async def _acts_after_the_timeout(stage: _Stage) -> None:
 
 
 async def _lagging_query(stage: _Stage) -> None:
-    if not isinstance(await stage.fresh(), Answers):
+    if not offers(await stage.fresh(), "query"):
         raise unittest.SkipTest("it cannot be asked")
     claim = await stage.claim()
     await stage.fault("show_late", stage.declaration.settle_time / 2)
@@ -391,7 +391,7 @@ class _Paused:
         self.reached = asyncio.Event()
         self.go = asyncio.Event()
         self.declaration = inner.declaration
-        for name in ("precondition", "query", "confirm", "cancel", "bind", "same", "earn"):
+        for name in ("precondition", "query", "confirm", "cancel", "bind", "bind_for", "same", "earn"):
             if callable(getattr(inner, name, None)):
                 setattr(self, name, getattr(inner, name))
         for name in _SENDS:
