@@ -62,14 +62,17 @@ class Hint(msgspec.Struct, frozen=True, array_like=True):
     final: bool = False  # nobody passes it on
 
 
-# $1 payload, $2 how many of the processes that wait are told, $3 who is not.
-_TELL = f"""
-SELECT count(pg_notify('{CHANNEL}_' || w.objid, $1)) FROM (
+def _telling(clock: str) -> str:
+    """$1 payload, $2 how many of the processes that wait are told, $3 who is not."""
+    return f"""
+SELECT count(pg_notify('{CHANNEL}_' || w.objid, {clock} || $1)) FROM (
     SELECT l.objid FROM (
         SELECT DISTINCT objid FROM pg_locks WHERE locktype = 'advisory' AND classid = {_WAITING} AND objsubid = 2
         AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     ) l WHERE l.objid <> ALL($3::oid[]) ORDER BY random() LIMIT $2
 ) w"""
+
+
 _LEFT = f"SELECT task_id, pool, queue, kind FROM fencepost.task WHERE task_id = ANY($1::text[]) AND state = {READY:d}"
 
 _encode = msgspec.json.Encoder().encode
@@ -83,16 +86,19 @@ class Subscriber(msgspec.Struct, frozen=True):
 
 
 class Here:
-    """Who waits in this process, and its number among those who do."""
+    """Who waits in this process, and its number among those who do. `soon`: somebody is about to look."""
 
-    def __init__(self) -> None:
+    def __init__(self, soon: Callable[[], None]) -> None:
         self.slot = random.randrange(1, 1 << 31)
         self.subscribers: list[Subscriber] = []
+        self._soon = soon
 
     def ready(self, where: Where) -> bool:
         wanted = False
         for one in self.subscribers:  # each hears of it
             wanted = one.ready(*where) or wanted
+        if wanted:
+            self._soon()
         return wanted
 
     def changed(self) -> None:
@@ -106,8 +112,9 @@ class Here:
 class Notifier:
     """`hint` says, here or elsewhere, that a task is ready. It never raises and never waits."""
 
-    def __init__(self, connections: Connections, settings: Settings, here: Here) -> None:
+    def __init__(self, connections: Connections, settings: Settings, here: Here, clock: str) -> None:
         self._connections = connections
+        self._tell_some = _telling(clock)
         self._transaction = settings.pgbouncer  # what keeps the two messages of a statement together there
         self._here = here
         self._task: asyncio.Task[None] | None = None
@@ -183,7 +190,7 @@ class Notifier:
         text = _encode(hint).decode()
         if len(text.encode()) > _MOST_BYTES:
             text = _encode(Hint((), hint.told, hint.final)).decode()
-        return int(await con.fetchval(_TELL, text, most, [self._here.slot, *hint.told]))
+        return int(await con.fetchval(self._tell_some, text, most, [self._here.slot, *hint.told]))
 
     # whether it was heard -----------------------------------------------------------------------
 
@@ -234,8 +241,16 @@ class Notifier:
 class Listener:
     """Hears hints and passes them on. Listens from the first wait on, again after each loss."""
 
-    def __init__(self, connections: Connections, settings: Settings, here: Here, notifier: Notifier) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        settings: Settings,
+        here: Here,
+        notifier: Notifier,
+        clock_was: Callable[[int], None],  # told the store's clock as it was when a hint was sent
+    ) -> None:
         self._connections = connections
+        self._clock_was = clock_was
         self._notifier = notifier
         self._here = here
         self._allowed = not settings.pgbouncer  # which gives each transaction another connection
@@ -297,7 +312,9 @@ class Listener:
                 await event.wait()
 
     def _heard(self, con: Connection, pid: int, channel: str, payload: str) -> None:
-        hint = _decode(payload)
+        sent_at, bracket, rest = payload.partition("[")
+        self._clock_was(int(sent_at))
+        hint = _decode(bracket + rest)
         if not hint.places:
             self._here.changed()
         left = unwanted(hint.places, self._here)
