@@ -13,9 +13,9 @@ from tests.conformance.worlds import WORLDS, World
 
 # Other ways to the same store run what differs there in `make test`, and the rest in `make soak`.
 LONG = {
-    "postgres-pgbouncer": {"test_limits", "test_people", "test_fence"},
-    "postgres-worker": {"test_limits", "test_people", "test_fence", "test_graphs"},
-    "postgres-operator": {"test_limits", "test_fence", "test_claims", "test_graphs"},
+    "postgres-pgbouncer": {"test_limits", "test_people", "test_fence", "test_effects"},
+    "postgres-worker": {"test_limits", "test_people", "test_fence", "test_graphs", "test_effects"},
+    "postgres-operator": {"test_limits", "test_fence", "test_claims", "test_graphs", "test_effects"},
 }
 
 
