@@ -2,7 +2,7 @@
 
 `both` is a million finished tasks and a million ready ones behind those that are claimed. `snapshot` is no backlog: a
 REPEATABLE READ transaction stays open while hundreds of thousands of cycles leave dead rows and dead index entries
-behind, none of which may be removed; beside it stands the same run with nobody looking on.
+behind, none of which may be removed, in turns with the same run in a database where nobody looks on.
 CPU is of the asking process and of all the server's processes together, vacuum's too.
 """
 
@@ -12,7 +12,7 @@ import argparse
 import asyncio
 import statistics
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -40,7 +40,7 @@ CHANGES = {
     "other_kind": {"priority": "-1"},
 }
 SNAPSHOT_CYCLES = 300_000
-PARTS = 10  # of a run beside a snapshot
+PARTS = 10  # of a run beside a snapshot; two of one that is too short to tell
 # Ids as long as those that are made, spread as random ones are. What is left of the first backlog sets its last part
 # apart from the second's.
 ID = "lpad(to_hex((i * 2654435761) & 4294967295), 8, '0') || lpad(i::text, 27, '-') || '{mark}'"
@@ -104,10 +104,14 @@ async def prepare(made: Server, backlog: str | None, count: int, cycles: int) ->
     return database
 
 
+def warm_up(cycles: int) -> int:
+    return min(WARM_UP, cycles)
+
+
 async def measure(made: Server, database: str, cycles: int, kinds: tuple[str, ...] | None) -> float:
     """CPU microseconds a cycle, the server's included."""
     async with await fencepost.connect(made.url(database)) as client:
-        await drive(client, CALLERS, WARM_UP, kinds)
+        await drive(client, CALLERS, warm_up(cycles), kinds)
         meter = Meter(made)
         await meter.begin()
         await drive(client, CALLERS, cycles, kinds)
@@ -117,7 +121,7 @@ async def measure(made: Server, database: str, cycles: int, kinds: tuple[str, ..
 async def beside(made: Server, backlog: str, count: int, cycles: int, repeat: int, note: Any) -> list[list[float]]:
     """CPU a cycle with the backlog and without, in turns."""
     note(f"{backlog}: filling {count:,} rows of each")
-    tasks = (WARM_UP + cycles) * repeat
+    tasks = (warm_up(cycles) + cycles) * repeat
     full, empty = await prepare(made, backlog, count, tasks), await prepare(made, None, 0, tasks)
     pairs: list[list[float]] = []
     for turn in range(repeat):
@@ -175,31 +179,41 @@ async def dead(url: str) -> dict[str, int]:
         await con.close()
 
 
-async def one_after_another(made: Server, cycles: int, snapshot: bool, note: Any) -> dict[str, Any]:
-    """CPU a cycle in each part of the run, and what is left of it."""
-    part = cycles // PARTS
-    database = await prepare(made, None, 0, WARM_UP + part * PARTS)
-    url = made.url(database)
-    parts: list[float] = []
-    async with await fencepost.connect(url) as client:
-        await drive(client, CALLERS, WARM_UP)
-        async with looking_on(url) if snapshot else _nobody():
-            for number in range(PARTS):
-                note(f"{'a snapshot is' if snapshot else 'no snapshot is'} open: {number + 1} of {PARTS}")
+async def beside_a_snapshot(made: Server, cycles: int, note: Any) -> dict[str, Any]:
+    """CPU a cycle in each part of the run, with an open snapshot and with none, and what is left of both.
+
+    The two take turns part by part, each in its own database, so that a busier hour is the same for both."""
+    count = PARTS if cycles >= 1000 * PARTS else 2
+    part = max(1, cycles // count)
+    parts: dict[str, list[float]] = {"open": [], "none": []}
+    databases = {name: await prepare(made, None, 0, warm_up(part) + part * count) for name in parts}
+    urls = {name: made.url(database) for name, database in databases.items()}
+    async with AsyncExitStack() as stack:
+        clients = {name: await stack.enter_async_context(fencepost.connect(url)) for name, url in urls.items()}
+        for client in clients.values():
+            await drive(client, CALLERS, warm_up(part))
+        await stack.enter_async_context(looking_on(urls["open"]))
+        for number in range(count):
+            note(f"beside a snapshot: {number + 1} of {count}")
+            for name in ("open", "none") if number % 2 == 0 else ("none", "open"):
                 meter = Meter(made)
                 await meter.begin()
-                await drive(client, CALLERS, part)
-                parts.append(round((await meter.end()).cpu_s / part * 1e6, 1))
-            left = await dead(url)
-    await made.drop_database(database)
-    third = max(1, PARTS // 3)
-    early, late = statistics.median(parts[:third]), statistics.median(parts[-third:])
-    return {"cpu_us_per_cycle": parts, "early": early, "late": late, "late_to_early": round(late / early, 3)} | left
-
-
-@asynccontextmanager
-async def _nobody() -> AsyncIterator[None]:
-    yield
+                await drive(clients[name], CALLERS, part)
+                parts[name].append(round((await meter.end()).cpu_s / part * 1e6, 1))
+        left = {name: await dead(url) for name, url in urls.items()}
+    for database in databases.values():
+        await made.drop_database(database)
+    ratios = [a / b for a, b in zip(parts["open"], parts["none"], strict=True)]
+    third = max(1, count // 3)
+    early, late = statistics.median(ratios[:third]), statistics.median(ratios[-third:])
+    found: dict[str, Any] = {"cycles": part * count}
+    for name, costs in parts.items():
+        found[name] = {
+            "cpu_us_per_cycle": costs,
+            "early": round(statistics.median(costs[:third]), 1),
+            "late": round(statistics.median(costs[-third:]), 1),
+        } | left[name]
+    return found | {"ratio_to_none": {"early": round(early, 3), "late": round(late, 3)}}
 
 
 async def run(chosen: argparse.Namespace, made: Server, found: dict[str, Any]) -> None:
@@ -211,10 +225,7 @@ async def run(chosen: argparse.Namespace, made: Server, found: dict[str, Any]) -
     for name in (chosen.backlogs or DEFAULT).split(","):
         if name == "snapshot":
             count = chosen.snapshot_cycles or SNAPSHOT_CYCLES
-            with_one = await one_after_another(made, count, True, note)
-            without = await one_after_another(made, count, False, note)
-            found["snapshot"] = {"cycles": count // PARTS * PARTS, "open": with_one, "none": without}
-            found["snapshot"]["late_to_none"] = round(with_one["late"] / without["late"], 3)
+            found["snapshot"] = await beside_a_snapshot(made, count, note)
             continue
         count = chosen.rows or ROWS[name]
         pairs = await beside(made, name, count, chosen.cycles, chosen.repeat, note)
@@ -237,9 +248,9 @@ def main(chosen: argparse.Namespace) -> None:
         (name, count, *(found[kind][name] for kind in figures)) for name, count in found["rows"].items()
     ]
     if "snapshot" in found:
-        for name in ("open", "none"):
-            run_of = found["snapshot"][name]
-            said = f"snapshot {name}: late, early"
-            rows.append((said, found["snapshot"]["cycles"], run_of["late"], run_of["early"], run_of["late_to_early"]))
-    columns = ["backlog", "rows", "CPU µs a cycle", "empty", f"ratio (goal {GOAL})"]
+        run_of = found["snapshot"]
+        for when in ("early", "late"):
+            costs = (run_of[name][when] for name in ("open", "none"))
+            rows.append((f"open snapshot, {when}", run_of["cycles"], *costs, run_of["ratio_to_none"][when]))
+    columns = ["backlog", "rows", "CPU µs a cycle", "without", f"ratio (goal {GOAL})"]
     show(found, chosen.json, f"claim + commit beside a backlog, {CALLERS} callers, postgres, durable", columns, rows)

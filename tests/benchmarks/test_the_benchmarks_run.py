@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import asyncpg
 import backlog
+import backlog_postgres
 import kernel
 import pytest
 
+import fencepost
 from tests.postgres.databases import running_or_skip
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,6 +133,45 @@ async def test_a_backlog_is_of_whole_tasks_in_the_state_that_it_names(
     first = con.execute(f"SELECT task_id, kind FROM task WHERE state = 1 {order}").get
     assert first[1] == kind if name == "other_kind" else len(first[0]) != 21
     con.close()
+
+
+@pytest.mark.slow
+def test_backlog_on_postgresql_says_what_a_cycle_costs_beside_each_and_beside_a_snapshot(open_folder: Path) -> None:
+    arguments = ("--store", "postgres", "--rows", "300", "--cycles", "32", "--snapshot-cycles", "160")
+    arguments += ("--backlogs", "both,snapshot")
+    found = run("backlog.py", *arguments, folder=open_folder)
+
+    assert set(found["ratio_to_empty"]) == {"both"}
+    assert found["server"]["fsync"] == "on"
+    snapshot = found["snapshot"]
+    assert snapshot["cycles"] == 160
+    assert set(snapshot["ratio_to_none"]) == {"early", "late"}
+    assert len(snapshot["open"]["cpu_us_per_cycle"]) == len(snapshot["none"]["cpu_us_per_cycle"]) == 2
+    # Each task had an entry of what is ready; none may go while somebody looks on who still sees it.
+    assert snapshot["open"]["dead_ready_index_entries"] >= 160
+    assert list(open_folder.iterdir()) == []
+
+
+@pytest.mark.slow
+async def test_a_backlog_on_postgresql_is_of_whole_tasks_behind_and_before_those_that_are_claimed() -> None:
+    made = running_or_skip()
+    for name, state, records in (("finished", 6, 3), ("ready", 1, 1), ("other_kind", 1, 1)):
+        database = await backlog_postgres.prepare(made, name, 50, 10)
+        con = await asyncpg.connect(made.url(database))
+        copies = "fencepost.task WHERE task_id LIKE '________---%'"
+        assert tuple(await con.fetchrow(f"SELECT count(*), min(state), max(state) FROM {copies}")) == (50, state, state)
+        for table, count in (("input", 50), ("event", 50 * records), ("result", 50 if name == "finished" else 0)):
+            counted = f"SELECT count(*) FROM fencepost.{table} WHERE task_id IN (SELECT task_id FROM {copies})"
+            assert await con.fetchval(counted) == count, (name, table)
+        assert await con.fetchval("SELECT count(DISTINCT number) = count(*) FROM fencepost.event")
+        order = "WHERE state = 1 ORDER BY priority, available_at, task_id LIMIT 1"
+        first = await con.fetchrow(f"SELECT task_id LIKE '________---%', kind FROM fencepost.task {order}")
+        await con.close()
+        assert tuple(first) in ([(True, "nobody"), (False, "nobody")] if name == "other_kind" else [(False, "default")])
+        async with fencepost.connect(made.url(database)) as client:
+            claims = await client.claim_next(owner="w", limit=12, kinds=["default"])
+            assert all("---" not in claim.task_id for claim in claims[:10])  # type: ignore[index]
+        await made.drop_database(database)
 
 
 def test_a_folder_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
