@@ -3,8 +3,8 @@
     python -m tests.effects.smtp_server FILE      prints its port, serves until it is ended
 
 Recipients: drop@ (keep the mail, then abort the connection), cut@ (abort instead of keeping it), silent@ (keep it, and
-never answer), slow0.4@ (keep it after 0.4 s), later@ (451), never@ (554), closing@ (421), nobody@ (550 to RCPT); everybody
-else gets the mail.
+never answer), slow0.4@ (keep it after 0.4 s), later@ (451), never@ (554), closing@ (421), nobody@ (550 to RCPT);
+everybody else gets the mail.
 """
 
 from __future__ import annotations

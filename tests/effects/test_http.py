@@ -241,8 +241,12 @@ async def test_a_failure_that_is_kept_under_the_key_closes_repeat(server: HttpSe
     assert not first.stored, "the first failure may pass"
     second = await mail.execute(made)
     assert isinstance(second, Unknown)
-    assert second.stored, "Idempotent-Replayed says so"
+    assert second.stored, "it was the same again"
     assert executions(server, made) == 0
+    server.faults({"status": 503, "headers": {"Idempotent-Replayed": "true"}})
+    marked = await mail.execute(call())
+    assert isinstance(marked, Unknown)
+    assert marked.stored, "Idempotent-Replayed says so"
 
 
 async def test_a_failure_that_comes_back_word_for_word_under_the_key_is_kept_too(server: HttpServer) -> None:
@@ -350,6 +354,10 @@ async def test_what_the_resource_tells_of_an_unknown_write(server: HttpServer) -
     assert isinstance(await complete.query(made), Happened), "its complete history names the effect"
     lost = call(made.payload, precondition="*")
     assert await complete.query(lost) == Gone("MOVED_ON", "its complete history lacks the effect")
+    missing = documents(server, history=f"{server.url}/redirect/{{name}}")
+    found = await missing.query(lost)
+    assert isinstance(found, StillUnknown), "a history that cannot be read is not complete"
+    assert not found.moved_on
 
 
 async def test_what_must_be_created_needs_no_look(server: HttpServer) -> None:
@@ -443,6 +451,7 @@ async def test_a_payload_that_lacks_what_a_template_needs_is_refused_before_anyt
         ({"headers": {"Bad Name": "x"}}, "headers"),
         ({"headers": {"X": "a\nb"}}, "headers.X"),
         ({"body": "xml"}, "body"),
+        ({"body": ""}, "body"),
         ({"conflict": "maybe"}, "conflict"),
         ({"unsure": [500]}, "unsure"),
         ({"timeout": 0}, "timeout"),

@@ -61,7 +61,9 @@ async def test_a_mail_arrives_with_its_message_id_made_of_the_effect_id(server: 
 
 async def test_bcc_is_in_the_envelope_alone(server: MailServer) -> None:
     made = call(payload=MAIL | {"bcc": ["hidden@example.org"], "html": "<p>x</p>"})
-    assert isinstance(await smtp(server).execute(made), Happened)
+    found = await smtp(server).execute(made)
+    assert isinstance(found, Happened)
+    assert found.receipt["message_id"] == f"<{made.effect_id}@example.org>", "without a domain, the sender's"
     [mail] = mails(server, made)
     assert mail["to"][-1] == "hidden@example.org"
     assert "hidden" not in str(mail["headers"])

@@ -62,9 +62,10 @@ NONE_YET = "*"  # the precondition of what must not exist yet
 class Http:
     """`url`, `headers`: templates with `{fields}` of the payload (see `templates`). Durations are seconds.
 
-    `body`: "json" (canonical, so that a repeat sends the same bytes), "form", "text", or "none"; `body_from` names the
-    payload's field to send instead of the whole. `conflict`: what 409 means. `unsure`: refusals (4xx) after which the
-    server may have acted all the same. `stores_failures`: a 500 is kept under the key, and so never worth repeating.
+    `body`: "json" (canonical, so that a repeat sends the same bytes; the default for POST, PUT and PATCH), "form",
+    "text", or "none"; `body_from` names the payload's field to send instead of the whole. `conflict`: what 409 means.
+    `unsure`: refusals (4xx) after which the server may have acted all the same. `stores_failures`: a 500 is kept under
+    the key, and so never worth repeating.
 
     `key_header`, `key_quoted`: the draft's header holds a quoted string; some servers want another header, or it bare.
 
@@ -90,7 +91,7 @@ class Http:
         *,
         method: str = "POST",
         headers: Mapping[str, str] | None = None,
-        body: Literal["json", "form", "text", "none"] = "json",
+        body: Literal["json", "form", "text", "none"] | None = None,
         body_from: str | None = None,
         key_header: str = "Idempotency-Key",
         key_quoted: bool = True,
@@ -114,7 +115,7 @@ class Http:
         self.declaration = declaration
         if method not in METHODS:
             raise InvalidRequest("method", f"must be one of {', '.join(METHODS)}, got {method!r}")
-        if body not in ("json", "form", "text", "none"):
+        if body not in (None, "json", "form", "text", "none"):
             raise InvalidRequest("body", f"must be json, form, text or none, got {body!r}")
         if conflict not in ("in_progress", "refused"):
             raise InvalidRequest("conflict", f"must be in_progress or refused, got {conflict!r}")
@@ -132,7 +133,7 @@ class Http:
         HeaderTemplate(key_header, "", "key_header")
         self.key_header = key_header
         self.key_quoted = key_quoted
-        self.body = body if method not in ("GET", "HEAD") else "none"
+        self.body = body or ("json" if method in ("POST", "PUT", "PATCH") else "none")
         self.body_from = body_from
         self.conflict = conflict
         self.unsure = frozenset(unsure)

@@ -51,7 +51,7 @@ class Smtp:
     is set; perhaps `reply_to` and `headers`. Where one recipient is refused, nobody gets the mail.
 
     `security`: "starttls" (never without it), "tls", or "none", which with a password is taken for loopback alone.
-    `domain` stands in `Message-ID`. `timeout` is for each step, in seconds.
+    `domain` stands in `Message-ID`; without it, the sender's. `timeout` is for each step, in seconds.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Smtp:
         user: str | None = None,
         password: str | None = None,
         sender: str | None = None,
-        domain: str = "fencepost.invalid",
+        domain: str | None = None,
         timeout: float = 20.0,
         verify: str | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class Smtp:
         check_seconds(timeout, "timeout", above=True)
         if sender is not None:
             _addresses("sender", sender)
-        if not domain.isascii() or not domain.replace("-", "").replace(".", "").isalnum():
+        if domain is not None and not _is_domain(domain):
             raise InvalidRequest("domain", f"must be a name of a domain, got {domain!r}")
         self.declaration = declaration
         self.host = host
@@ -113,9 +113,6 @@ class Smtp:
         where = f"{self.host}:{self.port} ({self.security})"
         note = "an unknown outcome needs a person: SMTP cannot be asked and must not be repeated"
         return Checked(Guarantee.NON_REPLAYABLE, told is None, (where, note) if told is None else (where, told))
-
-    def message_id(self, call: Call) -> str:
-        return f"<{call.effect_id}@{self.domain}>"
 
     def _message(self, payload: Any, call: Call | None) -> tuple[EmailMessage, str, list[str]]:
         """The mail, the envelope's sender and its recipients."""
@@ -157,7 +154,8 @@ class Smtp:
         else:
             message.set_content(html, subtype="html")
         if call is not None:
-            message["Message-ID"] = self.message_id(call)
+            domain = self.domain or envelope_sender.rpartition("@")[2]
+            message["Message-ID"] = f"<{call.effect_id}@{domain if _is_domain(domain) else 'fencepost.invalid'}>"
             message["Date"] = email.utils.format_datetime(to_datetime(wall_us()))
             for name, value in call.marks.items():
                 message[name.title()] = value
@@ -289,6 +287,10 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _is_domain(text: str) -> bool:
+    return text.isascii() and text.replace("-", "").replace(".", "").isalnum()
 
 
 def _joined(value: Any) -> str:
