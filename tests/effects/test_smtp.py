@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import smtplib
 import socket
 import threading
 import uuid
@@ -136,6 +137,21 @@ async def test_a_connection_lost_before_the_final_dot_is_absent() -> None:
         found = await mail.execute(call(payload=MAIL | {"text": ("x" * 70 + "\n") * 150_000}))
         thread.join(5)
     assert isinstance(found, Absent)
+
+
+async def test_a_final_dot_that_could_not_be_seen_to_leave_is_unknown(
+    server: MailServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of a send says nothing about what had left before it."""
+    send = smtplib.SMTP.send
+
+    def sends_and_fails(session: smtplib.SMTP, data: bytes | str) -> None:
+        send(session, data)
+        if data == b".\r\n":
+            raise ConnectionResetError
+
+    monkeypatch.setattr(smtplib.SMTP, "send", sends_and_fails)
+    assert isinstance(await smtp(server).execute(call()), Unknown)
 
 
 async def test_past_send_by_no_mail_is_sent(server: MailServer) -> None:
