@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from fencepost.effects.amazon import TooLate
 from fencepost.effects.base import (
     Absent,
     Call,
@@ -360,6 +362,41 @@ async def test_nothing_is_sent_after_send_by_nor_for_a_caller_that_is_gone(plain
     assert all(isinstance(one, Happened) for one in await asyncio.wait_for(asyncio.gather(*busy), 20))
     assert between.requests == 8
     await s3.close()
+
+
+async def test_a_thread_whose_caller_has_gone_sends_nothing(plain: Bucket, between: Between) -> None:
+    s3 = plain.s3(between.address)
+    sent = await prepared(s3)
+    gone = threading.Event()
+    gone.set()
+    write = {"Bucket": plain.name, "Key": "x", "Body": b"x"}
+    with pytest.raises(TooLate):
+        await asyncio.to_thread(s3._client._ask, "put_object", write, sent, gone)
+    assert between.requests == 0
+    await s3.close()
+
+
+async def test_a_redirect_is_a_refusal_and_boto3_does_not_follow_it(plain: Bucket) -> None:
+    """boto3 would sign it anew for the other region and send it there."""
+    asked: list[bytes] = []
+
+    async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        asked.append(head.partition(b" ")[0])
+        body = b"<Error><Code>PermanentRedirect</Code><Message>elsewhere</Message></Error>"
+        writer.write(
+            b"HTTP/1.1 301 Moved\r\nx-amz-bucket-region: eu-central-1\r\nContent-Type: application/xml\r\n"
+            b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(elsewhere, "127.0.0.1", 0) as server:
+        s3 = plain.s3(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        found = await s3.execute(call(await s3.bind(PAYLOAD), "*"))
+        await s3.close()
+    assert isinstance(found, Absent) and "PermanentRedirect" in (found.detail or ""), found
+    assert asked.count(b"PUT") == 1
 
 
 @pytest.mark.parametrize(
