@@ -19,8 +19,8 @@ help:  ## list these targets
 demo: runtime  ## watch a paused worker wake up and be refused (under a minute after set-up)
 	@.venv/bin/fencepost demo
 
-test: dev  ## every test but the long forms (within 10 minutes)
-	@sh tools/servers.sh $(PYTEST) -m "not soak" $(ARGS)
+test: dev  ## every test but the long forms, in two processes (within 10 minutes)
+	@sh tools/servers.sh $(PYTEST) -m "not soak" -n 2 $(ARGS)
 
 check: dev  ## lint, format, types, the arrows between layers, generated docs
 	$(RUN) -m ruff check

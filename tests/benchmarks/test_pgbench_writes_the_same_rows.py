@@ -53,7 +53,9 @@ async def rows_of(made: Server, database: str) -> dict[str, list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "clients"), [(1, 2), (pgbench.BATCH, 2)], ids=["one by one", "in batches"])
-async def test_pgbench_leaves_the_rows_that_fencepost_leaves(tmp_path: Path, size: int, clients: int) -> None:
+async def test_pgbench_leaves_the_rows_that_fencepost_leaves_on_postgresql(
+    tmp_path: Path, size: int, clients: int
+) -> None:
     made = running_or_skip()
     template = await on_postgres.filled(made, "bench_same_rows", CYCLES)
     ours, theirs = await made.new_database(template), await made.new_database(template)

@@ -84,7 +84,7 @@ class SQLiteWorld:
 
 
 class PostgresWorld:
-    """A database of its own on the run's server, made from a template that has the schema already."""
+    """A database of the run's server with the schema and nothing in it, which tests like this one had before."""
 
     name = "postgres"
     roles = False
@@ -101,10 +101,10 @@ class PostgresWorld:
 
     async def client(self, *, epoch: int | None = None, kernel: Kernel | None = None) -> Client:
         from fencepost.stores.postgres import PostgresStore
-        from tests.postgres.databases import MOVABLE_CLOCK, new_database
+        from tests.postgres.databases import MOVABLE_CLOCK, borrow
 
         if self._database is None:
-            self._database = await new_database(self._server, self.roles)
+            self._database = await borrow(self._server, self.roles)
         url = self._url(self._database)
 
         async def reopen() -> Any:
@@ -132,7 +132,9 @@ class PostgresWorld:
         for client in self._clients:
             await client.close()
         if self._database is not None:
-            await self._server.drop_database(self._database)
+            from tests.postgres.databases import give_back
+
+            await give_back(self._server, self._database, self.roles)
 
 
 class PgbouncerWorld(PostgresWorld):

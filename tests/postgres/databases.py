@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import asyncpg
 import pytest
 
 from fencepost.stores.postgres import migrate
@@ -38,6 +39,7 @@ async def new_database(server: Server, roles: bool = False) -> str:
         await server.administer(
             "CREATE TABLE public.moved_clock (moved_us bigint NOT NULL)",
             "INSERT INTO public.moved_clock VALUES (0)",
+            "CREATE TABLE public.first_pools AS TABLE fencepost.pool",
             database=url.rpartition("/")[2],
         )
 
@@ -60,3 +62,35 @@ async def advance(server: Server, database: str, seconds: float) -> None:
     await server.administer(
         f"UPDATE public.moved_clock SET moved_us = moved_us + {round(seconds * 1_000_000)}", database=database
     )
+
+
+# Databases that tests gave back emptied, by whether they have the roles. Making one and dropping it takes longer than
+# most tests do; only what changes nothing but rows may give one back.
+_free: dict[bool, list[str]] = {False: [], True: []}
+
+_EMPTY = """DO $$ DECLARE found text; BEGIN
+    FOR found IN SELECT format('fencepost.%I', relname) FROM pg_class WHERE relkind = 'r'
+        AND relnamespace = 'fencepost'::regnamespace AND relname NOT IN ('migration', 'meta')
+    LOOP EXECUTE 'DELETE FROM ' || found; END LOOP;
+    INSERT INTO fencepost.pool TABLE public.first_pools;
+    UPDATE public.moved_clock SET moved_us = 0;
+END $$"""
+
+
+async def borrow(server: Server, roles: bool = False) -> str:
+    """As `new_database`, for who only writes through stores; to be given back."""
+    return _free[roles].pop() if _free[roles] else await new_database(server, roles)
+
+
+async def give_back(server: Server, database: str, roles: bool = False) -> None:
+    """Empties the database; drops it where somebody still holds something in it."""
+    con = await asyncpg.connect(server.url(database))
+    try:
+        await con.execute("SET lock_timeout = '2s'")
+        await con.execute(_EMPTY)
+    except asyncpg.LockNotAvailableError:
+        await con.close()
+        await server.drop_database(database)
+    else:
+        await con.close()
+        _free[roles].append(database)

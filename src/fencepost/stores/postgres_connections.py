@@ -161,12 +161,16 @@ class Connections:
         self._closed = True
         if self._pid != os.getpid():
             return
-        while self._idle:
-            con = self._idle.popleft()
-            try:
-                await con.close(timeout=2)
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                con.terminate()
+        idle = list(self._idle)
+        self._idle.clear()
+        await asyncio.gather(*map(_end, idle))
+
+
+async def _end(con: Connection) -> None:
+    try:
+        await con.close(timeout=2)
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        con.terminate()
 
 
 def _milliseconds(seconds: float) -> str:
