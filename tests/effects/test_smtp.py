@@ -225,6 +225,7 @@ async def test_check_logs_in_and_sends_nothing(server: MailServer) -> None:
         ({"from": "a@b.example, c@d.example"}, "payload.from"),
         ({"from": None}, "payload.from"),
         ({"subject": "a\nBcc: x@y.example"}, "payload.subject"),
+        ({"subject": "a\x1b[2Jb"}, "payload.subject"),
         ({"subject": 7}, "payload.subject"),
         ({"text": None}, "payload.text"),
         ({"headers": {"Message-ID": "<mine>"}}, "payload.headers.Message-ID"),
