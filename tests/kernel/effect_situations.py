@@ -168,7 +168,7 @@ def _asked_for_approval(owner: str | None) -> Breaker:
 
     def break_it(s: Situation) -> None:
         s.set_effect(terms=replace(s.effects[0].terms, approval=True))
-        answer = {"outcome": "APPROVAL_REQUIRED"}
+        answer = {"outcome": "APPROVAL_REQUIRED", "effect": MAIN_ID}
         s.requests = {FRESH: Request(FRESH, owner or speaker(s), "effect.prepare", START, answer)}
 
     return break_it

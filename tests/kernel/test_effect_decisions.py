@@ -140,6 +140,23 @@ def test_a_request_id_of_another_call_is_no_request_for_an_approval() -> None:
     s.accepted(world.ask(k.SaveCheckpoint, claim, number=1, request_id="r1"), Outcome.CHECKPOINTED)
     s.problem(world.ask(k.Prepare, claim, terms=APPROVED_MAIL, request_id="r1"), "INVALID", "request_id")
     assert world.effects == {}
+    s.says(s.prepare(world, claim, APPROVED_MAIL, request_id="r2"), Outcome.APPROVAL_REQUIRED)
+    other = world.ask(k.Prepare, claim, terms=APPROVED_MAIL, slot="another", request_id="r2")
+    s.problem(other, "INVALID", "request_id")
+
+
+def test_the_request_that_used_an_approval_up_is_remembered_so_that_no_second_one_can_be() -> None:
+    world = World()
+    claim = awaiting(world)
+    s.accepted(world.person(k.Approve), Outcome.APPROVED)
+    s.executes(world, claim, APPROVED_MAIL, request_id="r1")
+    assert world.requests["r1"].answer == {"outcome": "EXECUTE", "effect": world.effect.effect_id}
+    s.accepted(world.ask(k.Settle, claim, finding="ABSENT", why="REFUSED"), Outcome.SETTLED)
+    s.says(s.prepare(world, claim, APPROVED_MAIL, request_id="r1"), Outcome.RECONCILE)
+    s.says(s.prepare(world, claim, APPROVED_MAIL, request_id="r2"), Outcome.APPROVAL_REQUIRED)
+    s.accepted(world.person(k.Approve), Outcome.APPROVED)
+    s.says(s.prepare(world, claim, APPROVED_MAIL, request_id="r1"), Outcome.RECONCILE)
+    s.stands(world, "AWAITING_APPROVAL", executions=1)
 
 
 def test_what_was_withdrawn_or_denied_stays_so() -> None:

@@ -122,25 +122,25 @@ def _prepare_over(c: Context) -> Any:
 
 
 def _prepare_request(c: Context) -> Any:
-    """A request id that an execution has used starts no other: the same execution again, or RECONCILE."""
-    effect = _held(c)
-    if asks_approval(effect, c.command) or (effect is not None and effect.state == AWAITING_APPROVAL):
-        # So does one that was answered APPROVAL_REQUIRED: a late copy of it uses no approval up.
-        asked = used_request(c, "effect.prepare")
-        if isinstance(asked, Problem):
-            return asked
-        if asked is not None and effect is not None:
-            return _said(c, effect, Outcome.APPROVAL_REQUIRED)
-    if effect is None:
+    """A request id that an execution has used starts no other: the same execution again, or RECONCILE. Nor does one
+    that was answered APPROVAL_REQUIRED use an approval up: a late copy of it is told that again."""
+    effect, command = _held(c), c.command
+    if effect is not None:
+        for execution in effect.executions:
+            if execution.request_id != command.request_id:
+                continue
+            newest = execution.execution == len(effect.executions)
+            if newest and effect.state == PREPARED and execution.attempt_id == c.claim.attempt_id:
+                return Decision(Prepared(Outcome.EXECUTE, c.task, effect, c.now, execution))
+            return _said(c, effect, Outcome.RECONCILE, open=rules.open_ways(effect, c.now))
+    if not asks_approval(effect, command) and (effect is None or effect.state != AWAITING_APPROVAL):
         return None
-    for execution in effect.executions:
-        if execution.request_id != c.command.request_id:
-            continue
-        newest = execution.execution == len(effect.executions)
-        if newest and effect.state == PREPARED and execution.attempt_id == c.claim.attempt_id:
-            return Decision(Prepared(Outcome.EXECUTE, c.task, effect, c.now, execution))
-        return _said(c, effect, Outcome.RECONCILE, open=rules.open_ways(effect, c.now))
-    return None
+    asked = used_request(c, "effect.prepare")
+    if asked is None or isinstance(asked, Problem):
+        return asked
+    if effect is None or asked.answer["effect"] != effect.effect_id:
+        return Problem("INVALID", "request_id", "was used for another slot; request ids are new for each call")
+    return _said(c, effect, Outcome.APPROVAL_REQUIRED)
 
 
 def _prepare_in_flight(c: Context) -> Any:
@@ -239,6 +239,12 @@ def _fresh(c: Context) -> Effect:
     )
 
 
+def _remember(c: Context, writes: WriteSet, outcome: Outcome, effect: Effect) -> None:
+    """What was said under this request id, where an approval was asked for or used up."""
+    answer = {"outcome": outcome.value, "effect": effect.effect_id}
+    remember(c, writes, "effect.prepare", speaker(c), answer)
+
+
 def _prepare_act(c: Context, proof: Proof) -> Decision:
     held, command, task = _held(c), c.command, c.task
     writes = guarded(c, proof)
@@ -252,8 +258,7 @@ def _prepare_act(c: Context, proof: Proof) -> Decision:
     if asks_approval(held, command):
         effect = moved(effect, c.now, state=int(AWAITING_APPROVAL), approval=None)
         after = write_effect(c, writes, effect, "effect_awaiting", **fields)
-        answer = {"outcome": Outcome.APPROVAL_REQUIRED.value, "effect": effect.effect_id}
-        remember(c, writes, "effect.prepare", speaker(c), answer)
+        _remember(c, writes, Outcome.APPROVAL_REQUIRED, effect)
         return Decision(Prepared(Outcome.APPROVAL_REQUIRED, after, effect, c.now), writes)
     repeats = effect.state == UNKNOWN
     execution = Execution(
@@ -278,6 +283,9 @@ def _prepare_act(c: Context, proof: Proof) -> Decision:
         note=None,
     )
     more = {"send_by_us": execution.send_by, "repeats": repeats}
+    if execution.approved_by is not None:
+        # A store that decides on what it remembers then notices where this request was answered before.
+        _remember(c, writes, Outcome.EXECUTE, effect)
     after = write_effect(c, writes, effect, "effect_prepared", more, **fields)
     return Decision(Prepared(Outcome.EXECUTE, after, effect, c.now, execution), writes)
 
