@@ -85,6 +85,8 @@ def test_tables_become_downstreams_with_their_declarations_and_secrets(tmp_path:
 def test_nothing_is_opened_and_no_secret_read_before_a_downstream_is_asked_for(tmp_path: Path) -> None:
     found = read(EXAMPLE, tmp_path)
     assert found.declaration("mail").retention == 86400
+    assert "mail" in found
+    assert "male" not in found
     with pytest.raises(InvalidRequest, match=r"downstreams\.mail\.token_env: .*MAIL_TOKEN is not set"):
         found["mail"]
     with pytest.raises(InvalidRequest, match=r"downstreams\.post\.password_file: secret.txt cannot be read"):

@@ -90,6 +90,9 @@ class Downstreams(Mapping[str, Any]):
             self._made[name] = self._make(name, self._tables[name])
         return self._made[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._tables  # Mapping's own would make it
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._tables)
 
