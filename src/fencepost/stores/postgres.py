@@ -298,6 +298,7 @@ class PostgresStore:
     def forget(self) -> None:
         """Decide nothing more on what is only remembered: the next look asks the server."""
         self._guesses.forget()
+        self._scanner.forget()
 
     # read side ----------------------------------------------------------------------------------
 

@@ -192,6 +192,13 @@ ORDER BY t.priority, t.available_at, t.task_id LIMIT $6 FOR SHARE OF t SKIP LOCK
                 self._heads[question] = _Head(began + _AGAIN * took, found[-1], found)
         return found
 
+    def forget(self) -> None:
+        """The next look is at the head, and for what has lapsed, however slow the last ones were."""
+        self._heads.clear()
+        self._slow = 0
+        self._lapsed_slow.clear()
+        self._ahead = Ahead()
+
     def wrote(self, task: Task) -> None:
         """This service made `task` ready: what comes before where it goes on must be looked at."""
         self._ahead.wrote(task)
