@@ -181,7 +181,10 @@ def used(door: str, owner: str | None, answer: Any) -> Breaker:
     """The request id was used: for this very call (owner None), or by somebody else, or at another door."""
 
     def break_it(s: Situation) -> None:
-        s.requests = {FRESH: Request(FRESH, owner or speaker(s), door, START, answer)}
+        said = answer
+        if hasattr(s.command, "effect_id"):
+            said = {**answer, "info": {"effect_id": s.command.effect_id}}
+        s.requests = {FRESH: Request(FRESH, owner or speaker(s), door, START, said)}
 
     return break_it
 

@@ -53,6 +53,20 @@ def test_a_decision_whose_answer_was_lost_is_said_again(kind: type) -> None:
     assert world.effect == before
 
 
+def test_a_request_id_is_no_answer_about_another_effect() -> None:
+    world = World()
+    claim = awaiting(world)
+    s.accepted(world.person(k.Approve, request_id="click"), Outcome.APPROVED)
+    s.executes(world, claim, APPROVED_MAIL)
+    s.accepted(world.ask(k.Settle, claim, finding="HAPPENED", request_id="settled"), Outcome.SETTLED)
+    s.prepare(world, claim, APPROVED_MAIL, slot="second")
+    s.problem(world.person(k.Approve, request_id="click"), "INVALID", "request_id")
+    s.accepted(world.person(k.Approve), Outcome.APPROVED)
+    s.executes(world, claim, APPROVED_MAIL, slot="second")
+    s.problem(world.ask(k.Settle, claim, finding="HAPPENED", request_id="settled"), "INVALID", "request_id")
+    s.stands(world, "PREPARED")
+
+
 @pytest.mark.parametrize("kind", [k.Approve, k.Deny])
 def test_a_decision_is_about_the_payload_that_was_shown(kind: type) -> None:
     world = World()

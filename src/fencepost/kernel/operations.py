@@ -195,6 +195,9 @@ def repeat_guard(door: str) -> Callable[[Context], Any]:
         if found is None or isinstance(found, Problem):
             return found
         said = found.answer
+        about = getattr(c.command, "effect_id", None)
+        if about is not None and said["info"]["effect_id"] != about:
+            return Problem("INVALID", "request_id", "was used for another effect; request ids are new for each call")
         return Decision(
             Accepted(Outcome(said["outcome"]), c.task, said.get("info", {}), changed=False),
             log=(
