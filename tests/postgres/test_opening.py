@@ -14,6 +14,8 @@ import fencepost
 from fencepost.errors import InvalidRequest, StoreRefused, Unavailable
 from fencepost.kernel.records import PROTOCOL
 from fencepost.stores.postgres import PostgresStore
+from fencepost.stores.postgres_migrations import shipped
+from fencepost.stores.schema import newest
 from tests.postgres.conftest import Open
 from tests.postgres.server import Server, _free_port
 from tests.stores.building import applying
@@ -98,7 +100,7 @@ async def test_a_url_with_a_wrong_setting_is_a_wrong_call(server: Server, query:
 
 async def test_a_newer_schema_is_refused(opened: Open, server: Server, database: str) -> None:
     await server.administer("INSERT INTO fencepost.migration VALUES (9, 'later', 'pre', 1)", database=database)
-    with pytest.raises(StoreRefused, match="schema 9, newer than this release's 1; upgrade"):
+    with pytest.raises(StoreRefused, match=f"schema 9, newer than this release's {newest(shipped())}; upgrade"):
         await opened()
 
 
