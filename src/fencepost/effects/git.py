@@ -44,6 +44,7 @@ from fencepost.effects.base import (
 from fencepost.effects.git_payload import EFFECT, NOWHERE, Ground, Rules, body, check_person, check_ref, commit, names
 from fencepost.effects.git_process import Runner, Said, TookTooLong, check_url
 from fencepost.errors import InvalidRequest, Unavailable
+from fencepost.kernel.commands import check_seconds
 
 __all__ = ["Git"]
 
@@ -109,6 +110,9 @@ class Git:
             check_ref(pattern.replace("*", "x").replace("?", "x").replace("[", "x").replace("]", "x"), "refs")
         if base is not None:
             check_ref(base, "base")
+        check_seconds(timeout, "timeout", above=True)
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise InvalidRequest("token", "must be one line of printable ASCII text")
         self.declaration = declaration
         self.url = check_url(url, "url")
         self._rules = Rules(ref, refs, check_person(author, "author"))
