@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from fencepost.app import App
 from fencepost.client.worker import Worker
 from fencepost.errors import Unavailable
 from fencepost.service.coordinator import Coordinator
@@ -141,3 +142,8 @@ async def reported(client: Any, task_id: str) -> None:
         return any(attempt.usage for attempt in await client.attempts(task_id))
 
     await until(look, f"no attempt of {task_id} has reported its usage")
+
+
+async def run(client: MemoryClient, app: App, **options: Any) -> int:
+    """A worker until nothing is left to do; its exit code."""
+    return await asyncio.wait_for(Worker(client, app, **options).run_until_idle(), BOUND)
