@@ -39,4 +39,5 @@ class _ByFile(LoadScopeScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
     """Asked where processes share the tests, as in `make test`."""
+    config.option.loadscopereorder = False  # the largest files first would leave the longest test for the end
     return _ByFile(config, log)
