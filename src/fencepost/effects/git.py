@@ -19,11 +19,11 @@ the ref against that at the server. Where such a rewrite shows, a person decides
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import shutil
 import tempfile
 import uuid
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,7 @@ _REFUSALS = (
     "service not enabled",
     "does not appear to be a git repository",
     "Host key verification failed",
+    "' not found",
 )
 
 
@@ -119,6 +120,8 @@ class Git:
         self._base = base
         self._temporary = None if cache is not None else Path(tempfile.gettempdir()) / f"fencepost-git-{uuid.uuid4()}"
         self._folder = cache or self._temporary or Path()
+        if self._temporary is not None:
+            self._clearing = weakref.finalize(self, shutil.rmtree, self._temporary, ignore_errors=True)
         self._git = Runner(
             self._folder,
             self.url,
@@ -348,8 +351,7 @@ class Git:
     async def close(self) -> None:
         """Take the temporary copy away."""
         if self._temporary is not None:
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(self._temporary)
+            await asyncio.to_thread(self._clearing)
 
 
 def _write(names: Iterable[str], contents: Iterable[bytes]) -> None:
@@ -391,6 +393,8 @@ def _pushed(said: Said, ref: str, receipt: dict[str, Any], made: str) -> Happene
             return Unknown(f"the remote did not say what became of it: {summary}")
         moved = ("stale info", "fetch first", "failed to update ref", "cannot lock ref", "incorrect old value")
         return Absent("PRECONDITION" if any(reason in summary for reason in moved) else "REFUSED", summary)
-    if any(sign in said.err for sign in _REFUSALS):
+    # What a hook at the server says comes as `remote:`, and may say anything.
+    ours = "\n".join(line for line in said.err.splitlines() if not line.startswith("remote:"))
+    if any(sign in ours for sign in _REFUSALS):
         return Absent("REFUSED", said.why)
     return Unknown(f"the push was cut off: {said.why}")

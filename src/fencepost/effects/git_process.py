@@ -139,7 +139,7 @@ class Runner:
         async with self._making:
             if self._made:
                 return
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not (self.folder / "HEAD").exists():
                 said = await self._run(("init", "--quiet", "--bare", "--template="), b"", self.timeout, {})
                 if said.code:
