@@ -180,11 +180,11 @@ async def test_a_claim_whose_caller_went_away_is_given_back_at_once() -> None:
     client = await client_on(store)
     await given(client)
     async with asyncio.timeout(10):
-        while client.backend._lane is not None:  # type: ignore[attr-defined]
+        while client.backend._lanes.running():  # type: ignore[attr-defined]
             await asyncio.sleep(0)
     asking = asyncio.create_task(client.claim_next(owner="gone"))
     async with asyncio.timeout(10):
-        while client.backend._lane is None:  # type: ignore[attr-defined]
+        while not client.backend._lanes.running():  # type: ignore[attr-defined]
             await asyncio.sleep(0)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -1,7 +1,7 @@
 """The coordinator: every command passes here, once.
 
-What was asked while the last batch was under way is the next batch; there is no linger timer. A batch
-is one plan (`service/batch.py`), run by the store.
+What was asked while the last batch was under way is the next batch (`service/lanes.py`); there is no linger timer. A
+batch is one plan (`service/batch.py`), run by the store.
 
 Order of one command's way: admission (is the call right in itself) → queue → plan → answer.
 """
@@ -23,6 +23,7 @@ from fencepost.kernel.writes import Decision
 from fencepost.service import answers, queries
 from fencepost.service.admission import admit
 from fencepost.service.batch import Operation, plan
+from fencepost.service.lanes import Lanes
 from fencepost.service.maintenance import Maintenance
 from fencepost.service.refusals import RefusalLog
 from fencepost.service.waiters import Question, Waiter
@@ -42,7 +43,6 @@ from fencepost.wire import (
     new_id,
 )
 
-MAX_BATCH = 512
 # How many claims this process remembers having granted, to tell a rewound store from a liar.
 REMEMBERED_CLAIMS = 100_000
 
@@ -54,8 +54,7 @@ class Coordinator:
         self.store = store
         self.store_id = store.store_id
         self.kernel = kernel if kernel is not None else Kernel()
-        self._waiting: list[Operation] = []
-        self._lane: asyncio.Task[None] | None = None
+        self._lanes = Lanes(self._run_batch, several=store.capabilities.loses_swaps)
         self._closed = False
         self._refusals = RefusalLog(store)
         self._wakeups = Wakeups(store)
@@ -71,9 +70,7 @@ class Coordinator:
         if self._closed:
             raise Unavailable("this client is closed")
         operation = Operation(command, asyncio.get_running_loop().create_future(), quiet)
-        self._waiting.append(operation)
-        if self._lane is None:
-            self._lane = asyncio.create_task(self._run_lane(), name="fencepost-lane")
+        self._lanes.add(operation)
         return operation
 
     async def ask(self, command: Any, *, quiet: bool = False) -> Any:
@@ -174,17 +171,6 @@ class Coordinator:
         return answers.accepted(answer, door)
 
     # batches ------------------------------------------------------------------------------------
-
-    async def _run_lane(self) -> None:
-        try:
-            while self._waiting:
-                batch = self._waiting[:MAX_BATCH]
-                del self._waiting[: len(batch)]
-                await self._run_batch(batch)
-                # Whoever was answered often asks again at once: that is the next batch, without a new task for it.
-                await asyncio.sleep(0)
-        finally:
-            self._lane = None
 
     async def _run_batch(self, batch: list[Operation]) -> None:
         try:
@@ -358,8 +344,8 @@ class Coordinator:
         if self._closed:
             return
         await self._maintenance.stop()
-        while self._lane is not None or self._background:
-            await asyncio.wait([*self._background, *([self._lane] if self._lane is not None else [])])
+        while working := [*self._background, *self._lanes.running()]:
+            await asyncio.wait(working)
         self._closed = True
         self._wakeups.close()
         await self._refusals.close()
