@@ -236,7 +236,7 @@ async def test_a_finding_that_was_being_settled_when_the_caller_was_cancelled_is
 
 
 async def test_a_store_that_hangs_does_not_hold_a_cancelled_caller_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fencepost.effects.performing.LEAVING", 0.05)
+    monkeypatch.setattr("fencepost.effects.enduring.LEAVING", 0.05)
     port = ScriptedPort(("prepare", EXECUTE))
     port.hold = asyncio.Event()
     mail = Scripted(execute=[hangs])

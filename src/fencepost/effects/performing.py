@@ -12,29 +12,24 @@ from __future__ import annotations
 import asyncio
 import random
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn, TypeVar
-
-import uuid_utils
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Literal, NoReturn
 
 from fencepost.clock import elapsed
-from fencepost.effects.asking import ask, confirm_stored, says
+from fencepost.effects.asking import says
 from fencepost.effects.base import (
     Absent,
     Call,
     Deadline,
     Declaration,
-    Gone,
     Guarantee,
     Happened,
-    NotFound,
-    Standing,
-    StillUnknown,
     Unknown,
     check_downstream,
     offers,
 )
+from fencepost.effects.enduring import through, within_leaving
 from fencepost.effects.failures import (
     ApprovalRequired,
     EffectAbandoned,
@@ -47,20 +42,18 @@ from fencepost.effects.failures import (
 )
 from fencepost.effects.port import ROWS, Port, PreparedAnswer
 from fencepost.effects.receipts import note, storable
-from fencepost.errors import Fenced, InvalidRequest, Unavailable
+from fencepost.effects.reconciling import Again, Done, Reconciling, Step, new_id, refused
+from fencepost.errors import InvalidRequest, Unavailable
 from fencepost.kernel.commands import check_id, check_seconds
 
 __all__ = ["OnApproval", "OnConflict", "declared", "perform"]
 
-T = TypeVar("T")
 OnConflict = Literal["raise", "adopt"]
 OnApproval = Literal["release", "wait", "raise"]
 
 TIMEOUT = 30.0  # for one call of the downstream
 PATIENCE = 30.0  # for everything that is waited for besides: a key in progress, a settle time, another effect
 APPROVAL_WAIT = 600.0
-REPEATS = 8  # executions that one `perform` may add to an effect that stays UNKNOWN
-LEAVING = 5.0  # to say UNKNOWN once the caller was cancelled
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 
@@ -132,24 +125,7 @@ def _lock(port: Any, key: str) -> asyncio.Lock:
     return _locks.setdefault(port, {}).setdefault(key, asyncio.Lock())
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
-    receipt: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Again:
-    """Look at the slot again: after a pause where there is nothing new to expect at once."""
-
-    repeat: bool = False
-    pause: float | None = None  # None: at once; 0: by back-off; above: these seconds
-    why: str = ""
-
-
-_Step = _Done | _Again
-
-
-class _Performance:
+class _Performance(Reconciling):
     def __init__(
         self,
         port: Port,
@@ -181,7 +157,7 @@ class _Performance:
         self.sent = 0
         self.adopted = False
         self.effect_id = ""
-        self.rows: dict[str, Callable[[PreparedAnswer, float], Awaitable[_Step]]] = {
+        self.rows: dict[str, Callable[[PreparedAnswer, float], Awaitable[Step]]] = {
             "EXECUTE": self._execute,
             "REPLAY": self._replay,
             "RECONCILE": self._reconcile,
@@ -198,16 +174,16 @@ class _Performance:
         while True:
             asked, answer = await self._prepare(repeat)
             if answer.outcome not in ROWS:
-                _refused(answer)
+                refused(answer)
             self.effect_id = answer.effect_id
             step = await self.rows[str(answer.outcome)](answer, asked)
-            if isinstance(step, _Done):
+            if isinstance(step, Done):
                 return step.receipt
             repeat = step.repeat
             if step.pause is not None:
                 await self._wait(step)
 
-    async def _wait(self, step: _Again) -> None:
+    async def _wait(self, step: Again) -> None:
         """Pause, within the patience and as long as the lease is trusted."""
         pause = step.pause or 0.0
         if pause <= 0:
@@ -225,7 +201,7 @@ class _Performance:
         precondition, failed = None, None
         if self.declaration.guarantee == Guarantee.CONDITIONAL and not repeat:
             precondition, failed = await self._precondition()
-        request_id = _new_id()
+        request_id = new_id()
         asked = 0.0
 
         async def ask() -> Any:
@@ -252,7 +228,7 @@ class _Performance:
             if precondition is None:
                 raise
             # Bound as something else than CONDITIONAL, and that counts.
-            precondition, request_id = None, _new_id()
+            precondition, request_id = None, new_id()
             answer = await self._insist(ask)
         return asked, answer
 
@@ -269,28 +245,28 @@ class _Performance:
 
     # the rows -------------------------------------------------------------------------------------
 
-    async def _replay(self, answer: PreparedAnswer, asked: float) -> _Step:
-        return _Done(answer.receipt)
+    async def _replay(self, answer: PreparedAnswer, asked: float) -> Step:
+        return Done(answer.receipt)
 
     async def _decided(self, answer: PreparedAnswer, asked: float) -> NoReturn:
         failure = EffectDenied if answer.outcome == "DENIED" else EffectAbandoned
         raise failure(answer.effect_id, self.slot, answer.reason or "")
 
-    async def _busy(self, answer: PreparedAnswer, asked: float) -> _Step:
+    async def _busy(self, answer: PreparedAnswer, asked: float) -> Step:
         left = min(self.patience - elapsed(), self.port.trusted())
         if left <= self.pause:
             raise EffectBusy(answer.effect_id, self.slot, answer.busy)
-        return _Again(pause=0)
+        return Again(pause=0)
 
-    async def _approval(self, answer: PreparedAnswer, asked: float) -> _Step:
+    async def _approval(self, answer: PreparedAnswer, asked: float) -> Step:
         return await self._person(answer, ApprovalRequired, "waits for approval")
 
-    async def _in_flight(self, answer: PreparedAnswer, asked: float) -> _Step:
+    async def _in_flight(self, answer: PreparedAnswer, asked: float) -> Step:
         """Prepared by this very attempt, and nobody here is sending it: whoever was has been cut off."""
         outcome, _ = await self._settle(self._call(answer, Deadline.none()), Unknown("its sender was cut off"))
-        return _Again(pause=None if outcome == "SETTLED" else 0, why="somebody else is sending it")
+        return Again(pause=None if outcome == "SETTLED" else 0, why="somebody else is sending it")
 
-    async def _conflict(self, answer: PreparedAnswer, asked: float) -> _Step:
+    async def _conflict(self, answer: PreparedAnswer, asked: float) -> Step:
         conflict = PayloadConflict(
             answer.effect_id, self.slot, answer.payload, state=answer.state, downstream=answer.downstream
         )
@@ -304,9 +280,9 @@ class _Performance:
             raise conflict
         self.adopted = True
         self.bound = answer.payload
-        return _Again()
+        return Again()
 
-    async def _person(self, answer: PreparedAnswer, failure: type[PersonRequired], why: str) -> _Step:
+    async def _person(self, answer: PreparedAnswer, failure: type[PersonRequired], why: str) -> Step:
         if self.on_approval == "release":
             await self.port.give_back(f"{self.slot}: {why}", answer.effect_id)
         if self.on_approval == "wait":
@@ -315,10 +291,10 @@ class _Performance:
             if pause <= left:
                 self.pause = min(2 * self.pause, LONGEST_PAUSE)
                 await _pause(pause)
-                return _Again()
+                return Again()
         raise failure(answer.effect_id, self.slot, why)
 
-    async def _execute(self, answer: PreparedAnswer, asked: float) -> _Step:
+    async def _execute(self, answer: PreparedAnswer, asked: float) -> Step:
         assert answer.send_by_us is not None
         call = self._call(answer, Deadline.after(asked, answer.now_us, answer.send_by_us, elapsed))
         self.sent += 1
@@ -330,19 +306,19 @@ class _Performance:
         await self._settle(call, Absent("REFUSED", "the downstream no longer offers what the effect is bound to"))
         raise InvalidRequest("using", f"the effect is bound as {answer.guarantee}, which this downstream is not")
 
-    async def _reserve(self, call: Call) -> _Step:
+    async def _reserve(self, call: Call) -> Step:
         """Reserve, store, and only then confirm: only a stored reservation can be confirmed, by anybody."""
         reserved = await self._send(self.downstream.reserve, call, reserving=True)
         if not isinstance(reserved, str):
             return await self._settled(call, reserved)
-        request_id = _new_id()
+        request_id = new_id()
         answer = await self._insist(
             lambda: self.port.reserve(call.effect_id, call.execution, reserved, request_id=request_id)
         )
         if answer.outcome in ("STALE_EXECUTION", "CONFLICT"):
-            return _Again(pause=0, why="another reservation was stored first")
+            return Again(pause=0, why="another reservation was stored first")
         if answer.outcome != "RESERVED":
-            _refused(answer)
+            refused(answer)
         call = replace(call, reservation_id=reserved)
         return await self._settled(call, await self._send(self.downstream.confirm, call))
 
@@ -375,27 +351,27 @@ class _Performance:
             return Unknown(found.detail or "not confirmed, and still reserved")
         return found
 
-    async def _settled(self, call: Call, found: Happened | Absent | Unknown) -> _Step:
+    async def _settled(self, call: Call, found: Happened | Absent | Unknown) -> Step:
         """Settle, and what follows from what the record then says."""
         outcome, state = await self._settle(call, found)
         if outcome == "EVIDENCE":
             await self._settle(call, Unknown("late evidence says that it happened"))
-            return _Again()
+            return Again()
         if outcome != "SETTLED":
-            return _Again(pause=0, why=f"{outcome}: decided elsewhere")
+            return Again(pause=0, why=f"{outcome}: decided elsewhere")
         if isinstance(found, Happened):
-            return _Done(storable(found.receipt))
+            return Done(storable(found.receipt))
         if isinstance(found, Absent):
             if state == "ABSENT":
                 raise EffectAbsent(call.effect_id, self.slot, found.why, found.detail)
-            return _Again(pause=0, why=found.detail or found.why)
-        return _Again(pause=found.retry_after or 0, why=found.why)
+            return Again(pause=0, why=found.detail or found.why)
+        return Again(pause=found.retry_after or 0, why=found.why)
 
     # settle ---------------------------------------------------------------------------------------
 
     async def _settle(self, call: Call, found: Happened | Absent | Unknown) -> tuple[str, str | None]:
         """The door's answer and the effect's state. Goes on when the caller is cancelled: the finding is worth it."""
-        return await _through(self._settle_now(call, found))
+        return await through(self._settle_now(call, found))
 
     async def _settle_now(self, call: Call, found: Happened | Absent | Unknown) -> tuple[str, str | None]:
         finding, why, receipt, etag, detail = "UNKNOWN", None, None, None, None
@@ -405,7 +381,7 @@ class _Performance:
             finding, why, detail = "ABSENT", found.why, found.detail
         else:
             why, detail = "STORED_FAILURE" if found.stored else None, found.why
-        request_id = _new_id()
+        request_id = new_id()
         answer = await self._insist(
             lambda: self.port.settle(
                 call.effect_id,
@@ -419,97 +395,12 @@ class _Performance:
             )
         )
         if answer.outcome not in ("SETTLED", "STALE_EXECUTION", "CONFLICT", "EVIDENCE"):
-            _refused(answer)
+            refused(answer)
         return str(answer.outcome), answer.info.get("state") if answer.outcome == "SETTLED" else None
 
     async def _leave(self, call: Call, why: str) -> None:
         """Say UNKNOWN within a few seconds; if that fails, the attempt's end says the same."""
-        task = asyncio.ensure_future(self._settle_now(call, Unknown(why)))
-        _outliving.add(task)
-        task.add_done_callback(_forget)
-        await asyncio.wait({task}, timeout=LEAVING)
-        task.cancel()
-
-    # reconcile ------------------------------------------------------------------------------------
-
-    async def _reconcile(self, answer: PreparedAnswer, asked: float) -> _Step:
-        """The downstream is asked first; nothing is sent before that."""
-        ways = answer.open
-        if "ASK" not in ways:
-            if "REPEAT" in ways:
-                return self._repeat("unknown")
-            return await self._person(answer, PersonRequired, "only a person can say what became of it")
-        call = self._call(answer, Deadline.none())
-        if answer.guarantee == Guarantee.RESERVATION:
-            found = await confirm_stored(self.downstream, call, self.timeout)
-        else:
-            found = await ask(self.downstream, call, self.timeout)
-        if isinstance(found, Happened):
-            return await self._reconciled(answer, found)
-        if "PERSON" in ways:
-            return await self._person(answer, PersonRequired, "late evidence says that it happened")
-        if isinstance(found, Gone | NotFound):
-            return await self._reconciled(answer, found)
-        if isinstance(found, Standing):
-            return self._repeat("it still stands at the bound precondition") if "REPEAT" in ways else _Again(pause=0)
-        if found.moved_on and answer.guarantee == Guarantee.CONDITIONAL:
-            return await self._reconciled(answer, found)
-        asks = answer.guarantee == Guarantee.RESERVATION or offers(self.downstream, "query")
-        if "REPEAT" not in ways and not asks:
-            raise EffectUnknown(answer.effect_id, self.slot, "the downstream cannot be asked, nor may it be repeated")
-        if found.in_progress or "REPEAT" not in ways:
-            return _Again(pause=found.retry_after or 0, why=found.why)
-        if answer.guarantee == Guarantee.CONDITIONAL and offers(self.downstream, "query"):
-            return _Again(pause=found.retry_after or 0, why=found.why)
-        return self._repeat(found.why)
-
-    def _repeat(self, why: str) -> _Again:
-        """Send it again, under the same key, precondition and payload; not for ever."""
-        if self.sent > REPEATS:
-            raise EffectUnknown(self.effect_id, self.slot, f"repeated {REPEATS} times: {why}")
-        return _Again(repeat=True)
-
-    async def _reconciled(self, answer: PreparedAnswer, found: Happened | NotFound | Gone | StillUnknown) -> _Step:
-        return await _through(self._reconciled_now(answer, found))
-
-    async def _reconciled_now(self, answer: PreparedAnswer, found: Happened | NotFound | Gone | StillUnknown) -> _Step:
-        finding, ground, receipt, etag, detail = "ABSENT", None, None, None, None
-        if isinstance(found, Happened):
-            finding, receipt, etag = "HAPPENED", storable(found.receipt), note(found.etag)
-        elif isinstance(found, Gone):
-            ground, detail = found.ground, found.detail
-        elif isinstance(found, NotFound):
-            ground = "NOT_FOUND"
-        else:
-            finding, ground, detail = "STILL_UNKNOWN", "MOVED_ON", found.why
-        request_id = _new_id()
-        said = await self._insist(
-            lambda: self.port.reconcile(
-                answer.effect_id,
-                answer.execution,
-                finding,
-                asked_at=answer.now_us,
-                ground=ground,
-                receipt=receipt,
-                etag=etag,
-                note=note(detail),
-                request_id=request_id,
-            )
-        )
-        if said.outcome == "RECONCILED":
-            if isinstance(found, Happened):
-                return _Done(receipt)
-            return _Again(pause=0 if isinstance(found, StillUnknown) else None, why="its history cannot tell")
-        if said.outcome == "TOO_EARLY":
-            if "REPEAT" in answer.open:
-                return self._repeat("not found")
-            wait = max(0.0, (int(said.current["not_before_us"]) - answer.now_us) / 1_000_000)
-            return _Again(pause=wait + 0.001, why="not found, and something may still be under way")
-        if said.outcome == "PERSON" and "REPEAT" in answer.open:
-            return self._repeat("not found")
-        if said.outcome in ("PERSON", "EVIDENCE", "STALE_EXECUTION", "CONFLICT"):
-            return _Again(pause=0, why=f"{said.outcome}: decided elsewhere")
-        return _refused(said)
+        await within_leaving(self._settle_now(call, Unknown(why)))
 
     # small things ---------------------------------------------------------------------------------
 
@@ -541,36 +432,5 @@ class _Performance:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def _refused(answer: Any) -> NoReturn:
-    outcome, reason = str(answer.outcome), answer.reason
-    raise Fenced(f"{outcome}/{reason}" if reason else outcome, answer)
-
-
-def _new_id() -> str:
-    return str(uuid_utils.uuid7())
-
-
 async def _pause(seconds: float) -> None:
     await asyncio.sleep(seconds)
-
-
-_outliving: set[asyncio.Future[Any]] = set()  # what goes on although its caller was cancelled
-
-
-def _forget(task: asyncio.Future[Any]) -> None:
-    _outliving.discard(task)
-    if not task.cancelled():
-        task.exception()  # the attempt's end says UNKNOWN where this could not
-
-
-async def _through(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run `coroutine` to its end also when the caller is cancelled meanwhile (within `LEAVING`), then be cancelled."""
-    task = asyncio.ensure_future(coroutine)
-    _outliving.add(task)
-    task.add_done_callback(_forget)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task}, timeout=LEAVING)
-        task.cancel()
-        raise
