@@ -8,7 +8,6 @@ import functools
 import itertools
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -34,13 +33,21 @@ def program(name: str) -> str:
     return str(path)
 
 
+# A server beside a shell that waits for the end of its input: it ends, too, should the tests' process be killed.
+BESIDE = '("$@"; kill -KILL 0) & read -r _; kill -KILL 0'
+
+
 def _run(line: list[str], folder: Path, ready: Callable[[], object]) -> None:
     """Start a server that ends with this process, and wait until `ready` raises nothing."""
     with open(folder / "log", "wb") as log:
-        process = subprocess.Popen(line, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            ["sh", "-c", BESIDE, "sh", *line],
+            cwd=folder, start_new_session=True, stdin=subprocess.PIPE, stdout=log, stderr=log,
+        )  # fmt: skip
 
     def close() -> None:
-        process.send_signal(signal.SIGKILL)  # weed takes its time over anything gentler, and nothing has to be kept
+        assert process.stdin is not None
+        process.stdin.close()  # SIGKILL: weed takes its time over anything gentler, and nothing has to be kept
         process.wait(10)
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -7,7 +7,6 @@ import atexit
 import functools
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any
 
 from fencepost.effects.base import Call, Deadline, Declaration, Guarantee
 from fencepost.effects.git import Git
+from tests.effects.object_stores import BESIDE
 from tools.postgres_server import free_port
 
 MAIN = "refs/heads/main"
@@ -100,13 +100,18 @@ class Daemon:
 
     def __init__(self, remote: Remote) -> None:
         self.port = free_port()
+        line = [
+            "git", "daemon", "--reuseaddr", "--listen=127.0.0.1", f"--port={self.port}", "--export-all",
+            "--enable=receive-pack", f"--base-path={remote.path.parent}", str(remote.path.parent),
+        ]  # fmt: skip
         self._process = subprocess.Popen(
-            [
-                "git", "daemon", "--reuseaddr", "--listen=127.0.0.1", f"--port={self.port}", "--export-all",
-                "--enable=receive-pack", f"--base-path={remote.path.parent}", str(remote.path.parent),
-            ],
-            env=_PLAIN, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            ["sh", "-c", BESIDE, "sh", *line],
+            env=_PLAIN,
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         until = time.monotonic() + 10
         while True:
             try:
@@ -119,7 +124,8 @@ class Daemon:
                 time.sleep(0.01)
 
     def close(self) -> None:
-        os.killpg(self._process.pid, signal.SIGTERM)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self._process.wait(10)
 
 

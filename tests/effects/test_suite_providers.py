@@ -20,7 +20,7 @@ from tests.effects.repositories import MAIN, CuttingProxy, Daemon, Remote
 from tests.effects.token_server import TokenServer
 
 pytestmark = pytest.mark.xdist_group("object_stores")  # one process starts the servers
-WINDOWS: dict[str, Any] = {"send_window": 1.0, "settle_time": 0.5}
+WINDOWS: dict[str, Any] = {"send_window": 0.8, "settle_time": 0.5}
 
 
 class GitWorld(DownstreamWorld):
@@ -44,7 +44,8 @@ class GitWorld(DownstreamWorld):
         shutil.rmtree(self._folder)
 
     async def downstream(self) -> Git:
-        declaration = Declaration(name="repo", guarantee=Guarantee.CONDITIONAL, **WINDOWS)
+        # Git looks, fetches and commits within it, on a busy machine too.
+        declaration = Declaration(name="repo", guarantee=Guarantee.CONDITIONAL, send_window=2.5, settle_time=0.5)
         return Git(declaration, f"git://127.0.0.1:{self._proxy.port}/remote.git", ref=MAIN)
 
     def payload(self, number: int) -> Any:
