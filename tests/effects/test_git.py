@@ -329,6 +329,13 @@ async def test_a_new_ref_starts_at_its_base_and_is_made_once(remote: Remote) -> 
     await git.close()
 
 
+async def test_a_new_ref_does_not_start_from_nothing_where_its_base_is_missing(remote: Remote) -> None:
+    git = git_to(str(remote.path), ref="refs/heads/one", base="refs/heads/nowhere")
+    with pytest.raises(InvalidRequest, match="base"):
+        await prepared(git)
+    await git.close()
+
+
 async def test_an_empty_repository_gets_its_first_commit(tmp_path: Path) -> None:
     remote = Remote(tmp_path, empty=True)
     git = git_to(str(remote.path))
@@ -396,6 +403,8 @@ async def test_a_path_that_leads_out_of_the_tree_is_refused_by_name(path: str) -
         ({"files": {"a": "x"}}, "payload.message"),
         ({"files": {"a": "x"}, "message": f"m\n\nfencepost-effect: {EFFECT}"}, "payload.message"),
         ({"files": {"a": "x"}, "message": "m", "author": "nobody"}, "payload.author"),
+        ({"files": {"a": "x"}, "message": "m", "author": "A\rB <a@b>"}, "payload.author"),
+        ({"files": {"a": "\ud800"}, "message": "m"}, "payload"),
         ({"files": {"a": "x"}, "message": "m", "ref": "refs/heads/other"}, "payload.ref"),
         ({"files": {"a": "x"}, "message": "m", "force": True}, "payload.force"),
     ],

@@ -408,6 +408,7 @@ async def test_a_redirect_is_a_refusal_and_boto3_does_not_follow_it(plain: Bucke
         ({"key": "a/../x", "body": "x"}, "payload.key"),
         ({"key": ".fencepost/probe", "body": "x"}, "payload.key"),
         ({"key": "x"}, "payload.body"),
+        ({"key": "x", "body": "\ud800"}, "payload"),
         ({"key": "x", "body": {"$bytes": "?"}}, "payload.body"),
         ({"key": "x", "body": "x", "metadata": {"Fencepost-Effect": "f" * 64}}, "payload.metadata"),
         ({"key": "x", "body": "x", "metadata": {"a": "ü"}}, "payload.metadata"),

@@ -38,6 +38,7 @@ from fencepost.effects.base import (
     Unknown,
 )
 from fencepost.errors import InvalidRequest, Unavailable
+from fencepost.kernel.digests import encode
 
 __all__ = ["KNOWN", "Aws", "Service"]
 
@@ -136,6 +137,7 @@ class Aws:
 
     async def bind(self, payload: Any) -> Any:
         """`payload` as it is. Raises InvalidRequest naming the field, Unavailable where boto3 is missing."""
+        encode(payload, "payload")
         if not isinstance(payload, dict):
             raise InvalidRequest("payload", f"must be an object with the parameters of {self.operation}")
         for name in payload:

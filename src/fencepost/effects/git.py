@@ -155,6 +155,8 @@ class Git:
         except (_NotReached, TookTooLong) as error:
             raise Unavailable(f"{self.declaration.downstream}: {error}") from None
         old = tips.get(ref, NOWHERE)
+        if old == NOWHERE and self._base is not None and self._base not in tips:
+            raise InvalidRequest("base", f"{self._base} does not exist at the remote, so that {ref} cannot start there")
         parent = old if old != NOWHERE else (tips.get(self._base) if self._base else None)
         return str(Ground(old, parent))
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fencepost.errors import InvalidRequest
+from fencepost.kernel.digests import encode
 
 MAX_FILES = 1_000
 MAX_MESSAGE_BYTES = 64 << 10
@@ -67,7 +68,7 @@ def check_ref(ref: object, field: str) -> str:
 
 
 def check_person(person: object, field: str) -> str:
-    if not isinstance(person, str) or not _PERSON.match(person):
+    if not isinstance(person, str) or not _PERSON.match(person) or not person.isprintable():
         raise InvalidRequest(field, "must read: Name <address>")
     return person
 
@@ -140,6 +141,7 @@ class Rules:
 
     def bind(self, payload: Any, at: int, generation: int | None) -> dict[str, Any]:
         """The payload as it is bound. Raises InvalidRequest naming the field."""
+        encode(payload, "payload")
         if not isinstance(payload, dict):
             raise InvalidRequest("payload", "must be an object with files and message")
         for key in payload:

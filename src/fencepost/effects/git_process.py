@@ -95,7 +95,6 @@ class Runner:
             "http.followRedirects": "false",  # the token is for this host alone
             "credential.helper": "",
             "push.gpgSign": "false",
-            "fetch.fsckObjects": "true",
         }
         if token is not None:
             basic = base64.b64encode(f"{user}:{token}".encode()).decode()

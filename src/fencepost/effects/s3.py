@@ -43,6 +43,7 @@ from fencepost.effects.base import (
     Unknown,
 )
 from fencepost.errors import InvalidRequest, Unavailable
+from fencepost.kernel.digests import encode
 
 __all__ = ["S3"]
 
@@ -167,6 +168,7 @@ class S3:
 
     async def bind(self, payload: Any) -> Any:
         """`payload` with its full key. Raises InvalidRequest naming the field."""
+        encode(payload, "payload")
         if not isinstance(payload, dict):
             raise InvalidRequest("payload", "must be an object with key and body")
         for field in payload:
