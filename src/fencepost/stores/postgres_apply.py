@@ -17,6 +17,7 @@ from fencepost.stores import codec
 from fencepost.stores.base import REQUEST_RETENTION_US
 from fencepost.stores.postgres_connections import Connection
 from fencepost.stores.postgres_rows import Arrays, listed
+from fencepost.stores.postgres_texts import Texts
 from fencepost.stores.postgres_statements import execute
 
 NUMBER_BITS = 20
@@ -179,7 +180,7 @@ def log_statement(arrays: Arrays, rows: Sequence[tuple[Any, ...]], place: int) -
 
 async def apply_log(con: Connection, log: Sequence[LogEntry], base: int) -> None:
     """Entries that hang on no record."""
-    arrays = Arrays()
+    arrays = Texts()
     number = numbering(arrays.one(base, "int8"))
     rows = [codec.log_row(0, entry)[1:] for entry in log]
     await con.execute(f"WITH {number} {log_statement(arrays, rows, FREE_LOG)}", *arrays.values)
@@ -306,7 +307,7 @@ async def _write(con: Connection, won: Sequence[WriteSet], log: Sequence[LogEntr
         rows.add(writes)
     if rows.requests:
         await _insert_requests(con, rows.requests)
-    arrays = Arrays()
+    arrays = Texts()
     number = numbering(arrays.one(base, "int8"))
     parts = [f"w{place} AS ({part})" for place, part in enumerate(rows.statements(arrays))]
     if log:
@@ -350,7 +351,7 @@ async def _close_as_worker(con: Connection, expected: int, pool: Any) -> bool:
 
 
 async def _insert_tasks(con: Connection, tasks: Sequence[Task]) -> None:
-    arrays = Arrays()
+    arrays = Texts()
     sql = _insert("task", codec.TASK_COLUMNS, arrays, list(map(codec.task_row, tasks)))
     there = {row[0] for row in await con.fetch(f"{sql} ON CONFLICT DO NOTHING RETURNING task_id", *arrays.values)}
     missing = {task.task_id for task in tasks} - there
@@ -359,7 +360,7 @@ async def _insert_tasks(con: Connection, tasks: Sequence[Task]) -> None:
 
 
 async def _update_tasks(con: Connection, tasks: Sequence[Task]) -> None:
-    arrays = Arrays()
+    arrays = Texts()
     columns = codec.TASK_COLUMNS
     source = f"{arrays.unnest(columns, list(map(codec.task_row, tasks)))} v({listed(columns)})"
     changes = ", ".join(f'"{name}" = v."{name}"' for name in CHANGED)
@@ -370,7 +371,7 @@ async def _update_tasks(con: Connection, tasks: Sequence[Task]) -> None:
 
 async def _insert_requests(con: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
     """An id that is past its retention, and not pruned yet, may be used again."""
-    arrays = Arrays()
+    arrays = Texts()
     columns = codec.REQUEST_COLUMNS
     sql = _insert("request", columns, arrays, sorted(rows, key=lambda row: str(row[0])))
     changes = ", ".join(f"{name} = excluded.{name}" for name in columns[1:])
