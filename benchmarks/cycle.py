@@ -164,6 +164,7 @@ def main() -> None:
     options.add_argument("--store", choices=("sqlite", "memory", "postgres"), default="sqlite")
     options.add_argument("--callers", help="numbers of callers, separated by commas (1,16,128; on PostgreSQL 2,16,128)")
     options.add_argument("--with-pgbench", action="store_true", help="take turns with pgbench (on PostgreSQL)")
+    options.add_argument("--alone", action="store_true", help="before whatever else runs here (PostgreSQL; root)")
     options.add_argument(
         "--cycles", type=at_least_one, help="cycles of a repetition (default: by the number of callers)"
     )

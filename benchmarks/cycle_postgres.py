@@ -65,19 +65,21 @@ class Run:
         return found
 
 
-async def on_fencepost(made: Server, database: str, callers: int, cycles: int) -> Run:
+async def on_fencepost(made: Server, database: str, callers: int, cycles: int, alone: bool) -> Run:
     took: list[float] = []
     async with await fencepost.connect(made.url(database)) as client:
         await drive(client, callers, warm_up_for(callers))
-        meter = Meter(made)
+        meter = Meter(made, alone=alone)
         await meter.begin()
         await drive(client, callers, cycles, took=took)
         spent = await meter.end()
     return Run(cycles, spent.wall_s, spent, took)
 
 
-async def on_pgbench(made: Server, database: str, folder: Path, size: int, clients: int, cycles: int) -> Run:
-    meter = Meter(made)
+async def on_pgbench(
+    made: Server, database: str, folder: Path, size: int, clients: int, cycles: int, alone: bool
+) -> Run:
+    meter = Meter(made, alone=alone)
     await meter.begin()
     ran = await asyncio.to_thread(pgbench.run, made, database, folder, size, clients, cycles, RESULT)
     spent = await meter.end()
@@ -87,10 +89,11 @@ async def on_pgbench(made: Server, database: str, folder: Path, size: int, clien
 class Contest:
     """Contestants on copies of one database."""
 
-    def __init__(self, made: Server, folder: Path, cycles: int) -> None:
+    def __init__(self, made: Server, folder: Path, cycles: int, alone: bool) -> None:
         self.made = made
         self.folder = folder
         self.cycles = cycles
+        self.alone = alone
 
     async def run(self, kind: str, callers: int, cycles: int | None = None, clients: int = 1) -> Run:
         cycles = cycles or self.cycles
@@ -99,9 +102,9 @@ class Contest:
         database = await self.made.new_database(template)
         try:
             if kind == "fencepost":
-                return await on_fencepost(self.made, database, callers, cycles)
+                return await on_fencepost(self.made, database, callers, cycles, self.alone)
             size = pgbench.BATCH if kind == "batched" else 1
-            return await on_pgbench(self.made, database, self.folder, size, clients, cycles)
+            return await on_pgbench(self.made, database, self.folder, size, clients, cycles, self.alone)
         finally:
             await self.made.drop_database(database)
 
@@ -122,13 +125,13 @@ async def measure(chosen: argparse.Namespace, folder: Path, made: Server, found:
     clients = {"fencepost": 1}
     if chosen.with_pgbench:
         progress(chosen.json, "pgbench: how many clients are best")
-        looking = Contest(made, folder, min(chosen.cycles or FIND, FIND))
+        looking = Contest(made, folder, min(chosen.cycles or FIND, FIND), chosen.alone)
         for kind, choices in (("single", pgbench.CLIENTS), ("batched", pgbench.BATCHED_CLIENTS)):
             clients[kind], speeds = await looking.best(kind, choices)
             found[f"pgbench_{kind}"] = {"clients": clients[kind], "cycles_per_s_by_clients": speeds}
     for callers in (at_least_one(text) for text in chosen.callers.split(",")):
         cycles = chosen.cycles or max(count for least, count in CYCLES.items() if callers >= least)
-        contest = Contest(made, folder, cycles)
+        contest = Contest(made, folder, cycles, chosen.alone)
         runs: dict[str, list[Run]] = {kind: [] for kind in kinds}
         for turn in range(chosen.repeat):
             progress(chosen.json, f"{callers} callers: {turn + 1} of {chosen.repeat}")
@@ -154,6 +157,7 @@ def main(chosen: argparse.Namespace) -> None:
         "store": "postgres",
         "durable": "fsync=on, synchronous_commit=on",
         "repetitions": chosen.repeat,
+        "alone": chosen.alone,
         "ids": "text of 36 characters",
         "goals": GOALS,
         "each": {},

@@ -136,11 +136,11 @@ class Working:
         os.close(self._errors)
 
 
-async def throughput(player: Player, made: Server, jobs: int) -> dict[str, float]:
+async def throughput(player: Player, made: Server, jobs: int, alone: bool) -> dict[str, float]:
     put = await player.do("enqueue", jobs)
     if player.system != "huey":  # as a table that has been there for a while
         await made.administer("VACUUM (ANALYZE)", database=player.database)
-    meter = on_postgres.Meter(made)
+    meter = on_postgres.Meter(made, alone=alone)
     await meter.begin()
     drained = await player.do("drain")
     spent = await meter.end()
@@ -249,7 +249,7 @@ async def measure(chosen: Any, made: Server, folder: Path, found: dict[str, Any]
     for turn in range(chosen.repeat):
         for name in systems if turn % 2 == 0 else systems[::-1]:
             progress(chosen.json, f"{turn + 1} of {chosen.repeat}: {name}")
-            figures = await throughput(await field.player(name), made, chosen.jobs)
+            figures = await throughput(await field.player(name), made, chosen.jobs, chosen.alone)
             figures |= await idle(await field.player(name))
             found["each"][name].append(figures)
     for figure in FIGURES:
@@ -268,6 +268,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--systems", default=",".join(SYSTEMS), help="which, separated by commas")
     options.add_argument("--jobs", type=at_least_one, default=5000, help="jobs of a repetition (default 5000)")
+    options.add_argument("--alone", action="store_true", help="drain before whatever else runs here (root)")
     temporary = Path(tempfile.gettempdir())
     options.add_argument("--environments", type=Path, default=temporary, help="where environments are made and kept")
     chosen = options.parse_args()
