@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from fencepost.effects.base import Guarantee
 from fencepost.effects.config import Downstreams
 from fencepost.effects.git import Git
 from fencepost.effects.s3 import S3
-from fencepost.errors import InvalidRequest
+from fencepost.errors import InvalidRequest, Unavailable
 
 GIT = {"type": "git", "url": "https://git.example.org/notes.git", "ref": "refs/heads/main"}
 S3_ = {"type": "s3", "bucket": "reports"}
@@ -36,6 +37,20 @@ def test_each_type_is_made_with_its_guarantee(tmp_path: Path) -> None:
     assert isinstance(s3, S3) and s3.declaration.guarantee == Guarantee.CONDITIONAL
     aws = made(EC2)
     assert isinstance(aws, Aws) and aws.declaration.guarantee == Guarantee.IDEMPOTENT
+
+
+async def test_without_boto3_nothing_is_prepared_and_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "botocore"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "botocore", None)
+    s3, aws = made(S3_), made(EC2)
+    with pytest.raises(Unavailable, match=r"fencepost\[aws\]"):
+        await s3.earn()
+    with pytest.raises(Unavailable, match=r"fencepost\[aws\]"):
+        await aws.bind({})
+    for one in (s3, aws):
+        assert not (await one.check()).ok
+        await one.close()
 
 
 @pytest.mark.parametrize(

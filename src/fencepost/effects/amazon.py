@@ -122,8 +122,7 @@ class Client:
     def _ask(
         self, operation: str, parameters: dict[str, Any], call: Call | None, gone: threading.Event
     ) -> dict[str, Any]:
-        from botocore import exceptions as failures
-
+        _, _, failures = _library()
         now = self._now
         now.call, now.gone, now.sent, now.refused = call, gone, 0, None
         now.send_by = Deadline.none() if call is None else call.send_by
@@ -155,7 +154,7 @@ class Client:
             return self._made
 
     def _make(self) -> Any:
-        botocore, config = _library()
+        botocore, config, _ = _library()
         session = botocore.Session(profile=self._profile)
         session.register_component("data_loader", _loader())
         client = session.create_client(
@@ -217,12 +216,12 @@ class Client:
             self._made.close()
 
 
-def _library() -> tuple[Any, Any]:
+def _library() -> tuple[Any, Any, Any]:
     try:
-        from botocore import config, session
+        from botocore import config, exceptions, session
     except ImportError:
         raise NotSent("boto3 is not installed: pip install 'fencepost[aws]'") from None
-    return session, config
+    return session, config, exceptions
 
 
 @functools.cache
