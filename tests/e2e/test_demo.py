@@ -20,11 +20,12 @@ from rich.console import Console
 from fencepost import demo
 from fencepost.demo import documents, usual_queue
 from fencepost.demo.documents import Document, Findings, Reading
+from fencepost.demo.mail_story import MailEnding
 from fencepost.demo.story import Ending
 from fencepost.demo.telling import Teller
 
 COMMAND = [sys.executable, "-m", "fencepost", "demo"]
-PATIENCE = 90  # seconds; the demo takes about twenty on an idle machine
+PATIENCE = 90  # seconds; the demo takes about half a minute on an idle machine
 
 
 def play(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -40,7 +41,8 @@ def test_the_late_result_wins_in_the_usual_queue_and_is_fenced_by_fencepost() ->
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["as_promised"] is True
-    assert report["seconds"] < 40
+    endings = [report["usual_queue"], report["fencepost"], *report["mails"].values()]
+    assert all(ending["seconds"] < 40 for ending in endings)
 
     usual = report["usual_queue"]
     assert usual["canonical"]["read_by"] == "A"
@@ -58,6 +60,21 @@ def test_the_late_result_wins_in_the_usual_queue_and_is_fenced_by_fencepost() ->
     assert fenced["discarded_seconds"] > 0
     assert fenced["audit_clean"] is True
 
+    # The second story: a mail, its answer lost, and a successor that words it anew.
+    mails = report["mails"]
+    assert {name: ending["mails"] for name, ending in mails.items()} == {
+        "usual_queue": 2,
+        "mail_api": 1,
+        "plain_smtp": 1,
+    }
+    assert mails["usual_queue"]["texts"][0].startswith("Dear customer") and len(set(mails["usual_queue"]["texts"])) == 2
+    for name in ("mail_api", "plain_smtp"):
+        assert mails[name]["texts"][0].startswith("Dear customer"), "the bound text is the first one's"
+        assert mails[name]["conflict"] and mails[name]["audit_clean"] is True
+        assert mails[name]["late_answer"] == "FENCED (GENERATION)"
+        assert mails[name]["state"] == "COMMITTED"
+    assert mails["plain_smtp"]["waited_for_a_person"] and not mails["mail_api"]["waited_for_a_person"]
+
 
 @pytest.mark.slow
 def test_the_demo_reads_a_readers_own_folder_without_colour_in_a_narrow_terminal(tmp_path: Path) -> None:
@@ -69,7 +86,16 @@ def test_the_demo_reads_a_readers_own_folder_without_colour_in_a_narrow_terminal
     assert "\x1b" not in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 40
     told = re.sub(r"\s+", " ", done.stdout)
-    for word in ("Act 1: the usual queue", "SIGSTOP", "SIGCONT", "accepted", "Act 2: fencepost", "FENCED (GENERATION)"):
+    for word in (
+        "Act 1: the usual queue",
+        "SIGSTOP",
+        "SIGCONT",
+        "accepted",
+        "Act 2: fencepost",
+        "FENCED (GENERATION)",
+        "Act 4",
+        "PAYLOAD_CONFLICT",
+    ):
         assert word in told
     assert (texts / "only.txt").read_text() == "one short text\n", "the reader's own file was changed"
     drawn = re.sub(r"&#160;|<[^>]+>", " ", picture.read_text())
@@ -208,12 +234,48 @@ def test_any_other_outcome_ends_the_demo_with_exit_code_1(
     assert not demo.as_promised(*endings)
     (tmp_path / "a.txt").write_text("a text\n")
     monkeypatch.setattr(demo, "_acts", lambda *_: endings)
+    monkeypatch.setattr(demo, "_mail_acts", lambda *_: MAILS)
     assert demo.run(tmp_path, console=Console(quiet=True)) == 1
+
+
+def mail_ending(**changes: object) -> MailEnding:
+    sent_once = MailEnding("q", 1, ["text"], True, False, "FENCED (GENERATION)", "COMMITTED", True, 3.0)
+    return msgspec.structs.replace(sent_once, **changes)
+
+
+MAILS = [
+    mail_ending(mails=2, conflict=False, state="done", audit_clean=None),
+    mail_ending(),
+    mail_ending(waited_for_a_person=True),
+]
+
+
+@pytest.mark.parametrize(
+    ("act", "changes"),
+    [
+        (0, {"mails": 1}),
+        (1, {"mails": 2}),
+        (1, {"conflict": False}),
+        (1, {"waited_for_a_person": True}),
+        (1, {"late_answer": "RemoteDisconnected"}),
+        (1, {"audit_clean": False}),
+        (2, {"mails": 2}),
+        (2, {"waited_for_a_person": False}),
+        (2, {"state": "UNKNOWN"}),
+        (2, {"audit_clean": False}),
+    ],
+)
+def test_two_mails_or_nobody_asked_is_not_what_was_promised(act: int, changes: dict[str, object]) -> None:
+    assert demo.one_mail(MAILS)
+    endings = [*MAILS]
+    endings[act] = mail_ending(**{**msgspec.structs.asdict(MAILS[act]), **changes})
+    assert not demo.one_mail(endings)
 
 
 def test_a_narrow_terminal_still_shows_both_queues_side_by_side() -> None:
     console = Console(width=40, record=True, quiet=False, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     Teller(console).side_by_side(ending(**LATE), ending())
+    Teller(console).mails(MAILS)
     console.file.close()
     shown = console.export_text()
     assert max(len(line) for line in shown.splitlines()) <= 40

@@ -48,11 +48,12 @@ def explain(*code: str, options: Options | None = None) -> int:
 
 
 def demo(folder: Path | None = None, /, *, svg: Path | None = None, options: Options | None = None) -> int:
-    """A worker is paused in mid-task, another takes over, the first wakes up and tries to commit. Under 40 seconds.
+    """A worker is paused in mid-task, another takes over, the first wakes up and goes on. Well under a minute.
 
-    Played twice with real processes: before the usual queue, where the late result wins, and before fencepost.
+    Played with real processes before the usual queue and before fencepost: with a result that comes late, and with a
+    mail whose answer was lost.
 
-    JSON: {"as_promised", "seconds", "usual_queue", "fencepost"}.
+    JSON: {"as_promised", "seconds", "usual_queue", "fencepost", "mails": {"usual_queue", "mail_api", "plain_smtp"}}.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""The demo: a worker is paused in mid-task, another takes over, the first wakes up and tries to commit.
+"""The demo: a worker is paused in mid-task, another takes over, the first wakes up and goes on.
 
-Played twice with real processes on real documents: against the usual queue, where the late result wins, and against
-fencepost, where it is refused.
+Played with real processes, before the usual queue and before fencepost: first on real documents, where the late worker
+tries to commit; then with a mail that it has sent, whose answer is lost.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from fencepost.demo import documents
+from fencepost.demo import documents, mail_story
 from fencepost.demo.documents import Document
+from fencepost.demo.mail_story import MailEnding
 from fencepost.demo.processes import NotAsExpected
 from fencepost.demo.story import Ending, FencepostStage, UsualStage, play
 from fencepost.demo.telling import WIDTH, Teller, recorder, write_picture
@@ -32,15 +33,16 @@ DONE, NOT_AS_PROMISED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 def run(
     folder: Path | None = None, *, svg: Path | None = None, json: bool = False, console: Console | None = None
 ) -> int:
-    """Play both acts and return an exit code.
+    """Play all acts and return an exit code.
 
     `folder`: every text file below it becomes a task; without one, the project's own docs, or the sample texts that
     come with the package. Files are copied and never changed. `svg`: where to write a picture of what was printed.
-    `json`: print both endings as one JSON object, and nothing else.
+    `json`: print all endings as one JSON object, and nothing else.
 
-    0: both acts ended as promised (the late result won in the usual queue and was FENCED by fencepost).
-    1: they did not, or could not be played to their end. 2: there is no text file. 130: interrupted.
-    However it ends, no worker process is left. Takes well under 40 seconds on an idle machine; that is not promised.
+    0: all acts ended as promised (in the usual queue the late result won, and two mails were sent; by fencepost it was
+    FENCED, and one was sent). 1: they did not, or could not be played to their end. 2: there is no text file.
+    130: interrupted. However it ends, no worker process is left. Each act takes well under 40 seconds on an idle
+    machine; that is not promised.
     """
     began = time.monotonic()
     problems = Console(stderr=True)
@@ -55,6 +57,7 @@ def run(
     try:
         with _ended_by_signals(), tempfile.TemporaryDirectory(prefix="fencepost-demo-") as scratch:
             usual, fenced = _acts(found[: documents.MOST_DOCUMENTS], folder, Path(scratch), teller)
+            mails = _mail_acts(Path(scratch), teller)
     except KeyboardInterrupt:
         problems.print("interrupted; no worker process is left")
         return INTERRUPTED
@@ -62,14 +65,21 @@ def run(
         problems.print(f"fencepost demo: {error}", highlight=False, markup=False)
         return NOT_AS_PROMISED
 
-    kept = as_promised(usual, fenced)
+    kept = as_promised(usual, fenced) and one_mail(mails)
     seconds = time.monotonic() - began
     teller.side_by_side(usual, fenced)
+    teller.mails(mails)
     teller.closing(kept, seconds)
     if svg is not None:
         write_picture(recorded, svg)
     if json:
-        report = {"as_promised": kept, "seconds": seconds, "usual_queue": usual, "fencepost": fenced}
+        report = {
+            "as_promised": kept,
+            "seconds": seconds,
+            "usual_queue": usual,
+            "fencepost": fenced,
+            "mails": dict(zip(MAIL_ACTS, mails, strict=True)),
+        }
         print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     return DONE if kept else NOT_AS_PROMISED
 
@@ -87,6 +97,35 @@ def as_promised(usual: Ending, fenced: Ending) -> bool:
         and usual.attempts == fenced.attempts == 2
         and fenced.audit_clean is True
     )
+
+
+# The acts with the mail, in order: as the report names them.
+MAIL_ACTS = {"usual_queue": mail_story.usual, "mail_api": mail_story.by_http, "plain_smtp": mail_story.by_smtp}
+
+
+def one_mail(endings: list[MailEnding]) -> bool:
+    """What the acts with the mail promise, compared with what happened."""
+    usual, api, smtp = endings
+    return (
+        usual.mails == 2
+        and api.mails == smtp.mails == 1
+        and api.conflict
+        and (api.state, api.waited_for_a_person) == ("COMMITTED", False)
+        and (smtp.state, smtp.waited_for_a_person) == ("COMMITTED", True)
+        and api.late_answer.startswith("FENCED")
+        and api.audit_clean is True
+        and smtp.audit_clean is True
+    )
+
+
+def _mail_acts(scratch: Path, teller: Teller) -> list[MailEnding]:
+    endings = []
+    for name, act in MAIL_ACTS.items():
+        place = scratch / f"mail-{name}"
+        place.mkdir()
+        teller.act(name)
+        endings.append(act(place, teller.happened))
+    return endings
 
 
 def _acts(found: list[Path], folder: Path, scratch: Path, teller: Teller) -> tuple[Ending, Ending]:

@@ -43,7 +43,9 @@ class NotAsExpected(Exception):
 class Cast:
     """The worker processes of one act, by name. A context manager: no process is left behind it."""
 
-    def __init__(self, names: Sequence[str], arguments: Callable[[str], list[str]]) -> None:
+    def __init__(
+        self, names: Sequence[str], arguments: Callable[[str], list[str]], module: str = "fencepost.demo.worker"
+    ) -> None:
         self._lines: queue.Queue[Line] = queue.Queue()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._errors: dict[str, IO[bytes]] = {}
@@ -51,7 +53,7 @@ class Cast:
         self._asked_to_leave: set[str] = set()
         try:
             for name in names:
-                self._start(name, [sys.executable, "-m", "fencepost.demo.worker", *arguments(name)])
+                self._start(name, [sys.executable, "-m", module, *arguments(name)])
         except BaseException:
             self.close()
             raise

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fencepost.demo.documents import Document
+from fencepost.demo.mail_story import MailEnding
 from fencepost.demo.story import Ending
 
 WIDTH = 100  # of the picture, and the most that is used of a wide terminal
@@ -21,6 +22,8 @@ _COLOURS = {
     "SIGCONT": "yellow",
     "accepted": "bold red",
     "attempt 2": "cyan",
+    "PAYLOAD_CONFLICT": "bold green",
+    "NON_REPLAYABLE": "bold green",
 }
 # rich's own frame asks a public server for a font; this picture asks nobody for anything.
 _FRAME = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
@@ -54,6 +57,18 @@ INTRODUCTIONS = {
     "fencepost": (
         "Act 2: fencepost",
         "The same documents, processes and signals. Every claim has a generation, and commit compares it.",
+    ),
+    "usual_queue": (
+        "Act 3: a mail, and the usual queue",
+        "A worker sends a mail, loses the answer, and is paused. The next one words it anew, as a language model does.",
+    ),
+    "mail_api": (
+        "Act 4: the same mail, and fencepost",
+        "A mail API that knows idempotency keys. The mail has a slot in the task, and its text is bound to it.",
+    ),
+    "plain_smtp": (
+        "Act 5: the same over plain SMTP",
+        "SMTP knows no key, and cannot be asked what it did.",
     ),
 }
 
@@ -123,6 +138,22 @@ class Teller:
         self._line("")
         self._print(table)
 
+    def mails(self, endings: list[MailEnding]) -> None:
+        table = Table(title="One mail or two", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        for column in ("", *(ending.queue for ending in endings)):
+            table.add_column(column, overflow="fold")
+        rows = [
+            ("mails in the mailbox", [str(ending.mails) for ending in endings]),
+            ("the second text", ["was sent" if not ending.conflict else "PAYLOAD_CONFLICT" for ending in endings]),
+            ("who decided", [_decided(ending) for ending in endings]),
+            ("late worker was told", [ending.late_answer for ending in endings]),
+        ]
+        for name, cells in rows:
+            told = name == "mails in the mailbox"
+            style = ["" if not told else "green" if ending.mails == 1 else "red" for ending in endings]
+            table.add_row(name, *(Text(cell, colour) for cell, colour in zip(cells, style, strict=True)))
+        self._print(table)
+
     def closing(self, kept: bool, seconds: float) -> None:
         if kept:
             self._line(f"As promised, in {seconds:.0f} s: running twice was allowed, taking effect twice was not.")
@@ -144,6 +175,12 @@ def recorder() -> Console:
 
 def write_picture(recorded: Console, file: Path) -> None:
     file.write_text(recorded.export_svg(title="fencepost demo", unique_id="fencepost", code_format=_FRAME), "utf-8")
+
+
+def _decided(ending: MailEnding) -> str:
+    if ending.audit_clean is None:
+        return "nobody"
+    return "a person" if ending.waited_for_a_person else "the mail API, by the key"
 
 
 def _counts(ending: Ending) -> str:

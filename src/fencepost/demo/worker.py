@@ -60,15 +60,23 @@ class Prompter:
         self._may_start.wait()
 
 
+class Leaving:
+    """Whether this process was asked to leave (SIGTERM)."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        signal.signal(signal.SIGTERM, self._ask)
+
+    def _ask(self, *_: object) -> None:
+        self._asked = True
+
+    def __bool__(self) -> bool:
+        return self._asked
+
+
 def work_on_the_usual_queue(prompter: Prompter, where: str) -> None:
     queue = UsualQueue(where)
-    leaving = False
-
-    def leave(*_: object) -> None:
-        nonlocal leaving
-        leaving = True
-
-    signal.signal(signal.SIGTERM, leave)
+    leaving = Leaving()
     prompter.wait_for_go()
     while not leaving:
         job = queue.claim(prompter.name, LEASE)
