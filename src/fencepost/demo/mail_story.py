@@ -194,7 +194,7 @@ def _why(client: sync.SyncClient, late: Line) -> str:
     for event in client.events(task_id=TASK).items:
         if not event.accepted and event.outcome == "FENCED" and event.door in ("effect.settle", "renew"):
             return f"FENCED ({event.reason})"
-    return f"{late.detail['answer']} {late.detail['reason']}".strip()
+    return f"by its own worker, whose lease is over ({late.detail['answer']})"
 
 
 def _of_fencepost(client: sync.SyncClient) -> dict[str, object]:
