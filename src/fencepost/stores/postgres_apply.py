@@ -17,8 +17,8 @@ from fencepost.stores import codec
 from fencepost.stores.base import REQUEST_RETENTION_US
 from fencepost.stores.postgres_connections import Connection
 from fencepost.stores.postgres_rows import Arrays, listed
-from fencepost.stores.postgres_texts import Texts
 from fencepost.stores.postgres_statements import execute
+from fencepost.stores.postgres_texts import Texts
 
 NUMBER_BITS = 20
 _RANGE = 1 << (NUMBER_BITS - 1)
