@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 import sys
 import time
@@ -152,12 +153,26 @@ async def counted(made: Any, database: str, given: Any) -> dict[str, Any]:
     }
 
 
+def fdatasync(folder: Path) -> float:
+    """Milliseconds that writing 16 kB durably takes here, the median: there are two such in each latency."""
+    path = folder / "fdatasync"
+    took = []
+    with path.open("wb", buffering=0) as file:
+        for _ in range(100):
+            file.write(b"x" * 16384)
+            began = now()
+            os.fdatasync(file.fileno())
+            took.append((now() - began) * 1e3)
+    path.unlink()
+    return round(statistics.median(took), 3)
+
+
 def on_postgresql(folder: Path, given: Any) -> dict[str, Any]:
     import on_postgres  # which asks for a server, and for asyncpg
 
     async def all_of_it(made: Any) -> dict[str, Any]:
         await on_postgres.durable(made)
-        found = await counted(made, await made.new_database(), given)
+        found = {"fdatasync_ms": fdatasync(folder), **await counted(made, await made.new_database(), given)}
         url = made.url(await made.new_database())
         found["latency"] = await latency(url, given.tasks, given.processes, given.workers, given.slots)
         found["latency_of_one_worker"] = await latency(made.url(await made.new_database()), given.tasks, 1, 1, 8)
@@ -168,7 +183,11 @@ def on_postgresql(folder: Path, given: Any) -> dict[str, Any]:
 
 
 def on_sqlite(folder: Path, given: Any) -> dict[str, Any]:
-    return {"latency_of_one_worker": asyncio.run(latency(f"sqlite:///{folder / 'idle.db'}", given.tasks, 1, 1, 8))}
+    took = fdatasync(folder)
+    return {
+        "fdatasync_ms": took,
+        "latency_of_one_worker": asyncio.run(latency(f"sqlite:///{folder / 'idle.db'}", given.tasks, 1, 1, 8)),
+    }
 
 
 def main() -> None:

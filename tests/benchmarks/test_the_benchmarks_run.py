@@ -89,6 +89,18 @@ def test_submit_on_postgresql_says_tasks_per_second_and_the_share_of_hashing(ope
     assert 0 < found["share_of_hashing"] < 1
 
 
+@pytest.mark.soak
+def test_idle_says_what_idle_workers_cost_what_a_new_task_wakes_and_how_soon_it_begins(open_folder: Path) -> None:
+    crowd = ("--processes", "2", "--workers", "3", "--seconds", "2", "--tasks", "5")
+    found = run("idle.py", "--store", "postgres", *crowd, folder=open_folder)
+
+    assert 0 < found["statements_per_s_per_process"] < 5
+    assert found["looks_per_new_task"]["median"] >= 1
+    for one in ("latency", "latency_of_one_worker"):
+        assert 0 < found[one]["p50_ms"] <= found[one]["p95_ms"]
+    assert list(open_folder.iterdir()) == []
+
+
 def test_submit_says_tasks_per_second(tmp_path: Path) -> None:
     found = run("submit.py", "--tasks", "200", "--batch", "100", folder=tmp_path)
 

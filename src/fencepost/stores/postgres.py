@@ -8,6 +8,7 @@ decides again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -47,6 +48,7 @@ from fencepost.stores.postgres_connections import (
 )
 from fencepost.stores.postgres_feed import Feed
 from fencepost.stores.postgres_guesses import Guesses
+from fencepost.stores.postgres_inserts import apply_new, only_new
 from fencepost.stores.postgres_joined import Home, run_joined, whereabouts
 from fencepost.stores.postgres_load import CLOCK, Reading, payloads
 from fencepost.stores.postgres_scan import Scanner
@@ -235,6 +237,11 @@ class PostgresStore:
             else:
                 won.update(map(id, found))
                 log = ()
+        if others and only_new(others):
+            with contextlib.suppress(asyncpg.UniqueViolationError):  # whose id is taken, apply_any finds out
+                await self._again(con, apply_new, others, log, base)
+                won.update(map(id, others))
+                others = log = ()
         if others:
             standing = await self._again(con, apply_any, others, log, base, self._lock_pools)
             won.update(id(writes) for writes, stands in zip(others, standing, strict=True) if stands)
