@@ -182,3 +182,17 @@ def test_revise_says_that_effects_happened_unless_they_are_accepted(mailing: Fol
     work(mailing, f"echo 1 | {EFFECT} send --using mail && exit 1")
     assert "EFFECTS" in fails(mailing, "revise", "a", "--input", "2", code=1)
     mailing.ok("revise", "a", "--input", "2", "--accept-effects")
+
+
+def test_an_app_may_bring_the_downstreams_that_fencepost_toml_names_too(mailing: Folder) -> None:
+    mailing.write(
+        "agent.py",
+        "import fencepost\nfrom fencepost import config\nfrom fencepost.effects.config import Downstreams\n\n"
+        "downstreams = Downstreams(config.load().downstreams)\n"
+        "app = fencepost.App(downstreams=downstreams.values())\n\n\n"
+        "@app.task('thank')\nasync def thank(attempt):\n"
+        "    return await attempt.effect('thanks', {'text': 'Thank you'}, using=downstreams['mail'])\n",
+    )
+    mailing.ok("submit", "--input", "1", "--task-id", "a", "--kind", "thank")
+    mailing.ok("work", "--app", "agent:app", "--until-idle")
+    assert json.loads(mailing.ok("result", "a")) == {"mail": 1}

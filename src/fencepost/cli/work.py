@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -120,7 +121,7 @@ async def work(
             pool=settings.pool,
             renew_interval=settings.renew_interval or None,
             trust_window=settings.trust_window or None,
-            downstreams=_those_that_can_be_asked(downstreams),
+            downstreams=_those_that_can_be_asked(downstreams, getattr(works, "downstreams", ())),
         )
         code = await worker.run(until_idle=until_idle)
     if options.as_json:
@@ -137,10 +138,16 @@ async def work(
     return code
 
 
-def _those_that_can_be_asked(downstreams: Downstreams) -> list[Any]:
-    """A worker whose programs send effects need not hold every secret itself; what it cannot make it cannot ask."""
+def _those_that_can_be_asked(downstreams: Downstreams, of_the_app: Iterable[Any]) -> list[Any]:
+    """A worker whose programs send effects need not hold every secret itself; what it cannot make it cannot ask.
+
+    What the app has made of the same table, to call it, is what is asked.
+    """
+    known = {each.declaration.downstream for each in of_the_app}
     found = []
     for name in downstreams:
+        if downstreams.declaration(name).downstream in known:
+            continue
         try:
             found.append(downstreams[name])
         except InvalidRequest as error:
