@@ -117,7 +117,7 @@ async def crash(stage: Stage, client: Client, world: World, point: str, signal: 
     downstreams = Downstreams({"world": table}, environment=SECRETS)
     try:
         await succeed(client, task, payload, downstreams["world"], count)
-        late = await wake(sender, signal, late_call=point in ("past the last look", "after reserve"))
+        late = await wake(sender, signal)
         after = await count()
     finally:
         await downstreams.close()
@@ -189,14 +189,14 @@ async def decide(client: Client, task: str, count: Any) -> None:
         assert isinstance(answer, Done) or early, answer
 
 
-async def wake(sender: Program, signal: str, *, late_call: bool) -> tuple[str, ...]:
+async def wake(sender: Program, signal: str) -> tuple[str, ...]:
     if signal == "SIGKILL":
         return ()
     sender.wake()
 
     def done() -> bool:
         assert not sender.over, sender.stderr()[-4000:]
-        return sender.count("reported") > 0 and (not late_call or sender.count("late call") > 0)
+        return sender.count("reported") > 0 and sender.count("late call") == sender.count("calls")
 
     await until(done)
     told = [

@@ -77,15 +77,22 @@ def stopping(downstream: Any, gate: Gate) -> None:
         gate.stand_at("after reserve")
         if gate.stand_at("past the last look"):
             call = dataclasses.replace(call, send_by=Deadline.none())
-        found = await (asyncio.shield(_background(late(call))) if gate.woken else act(call))
+        if gate.woken:
+            say("calls")
+            found = await asyncio.shield(_background(late(call)))
+        else:
+            found = await act(call)
         if isinstance(found, Happened) and gate.stand_at("after send"):
             raise ConnectionResetError("the answer was lost")
         return found
 
     async def late(call: Any) -> Any:
-        found = await act(call)
-        say("late call", found=type(found).__name__, why=getattr(found, "why", None))
-        return found
+        found: Any = None
+        try:
+            found = await act(call)
+            return found
+        finally:
+            say("late call", found=type(found).__name__, why=getattr(found, "why", None))
 
     setattr(downstream, name, around)
 
