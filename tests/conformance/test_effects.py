@@ -466,3 +466,15 @@ async def test_effects_that_went_every_way_leave_a_clean_audit(client: Client, w
     await committed(client, b)
     report = await client.report("audit")
     assert report.clean, report.violations
+
+
+async def test_a_commit_leaves_nothing_open_of_what_was_only_read(client: Client, world: World) -> None:
+    await given(client)
+    a = await claimed(client)
+    await executing(client, a, kind=LOOK)
+    b = await taken_over(world, client, a)
+    await executing(client, b, kind=LOOK, slot="again")
+    await committed(client, b)
+    assert [view.state for view in (await client.effects(task_id="t")).items] == ["ABSENT", "ABSENT"]
+    assert (await client.report("status"))["effects"] == []
+    assert (await client.report("audit")).clean

@@ -11,7 +11,7 @@ from fencepost.kernel.outcomes import Outcome
 from fencepost.kernel.records import EffectState, State, Terms
 from fencepost.kernel.table import FINDINGS, LAST, NOT_LAST, WAITS
 from tests.kernel import effect_stories as s
-from tests.kernel.effect_stories import APPROVED_MAIL, LOOK, MAIL, OBJECT, PAY, SEATS
+from tests.kernel.effect_stories import APPROVED_LOOK, APPROVED_MAIL, LOOK, MAIL, OBJECT, PAY, SEATS
 from tests.model.world import World
 
 Call = Callable[[], Any]
@@ -252,6 +252,15 @@ call(
     k.Commit,
     statements=(k.NewStatement("ledger", encode({"sql": "…"}), "sql/ledger"),),
 )
+for _before in (PREPARED, UNKNOWN):
+    call("commit", _before, "READ_ONLY; others refuse the commit", k.Commit, LOOK)
+
+
+@effect_row("commit", AWAITING, "READ_ONLY; others refuse the commit")
+def commit_without_looking(world: World) -> Call:
+    claim = s.started(world)
+    s.says(s.prepare(world, claim, APPROVED_LOOK), Outcome.APPROVAL_REQUIRED)
+    return lambda: world.ask(k.Commit, claim)
 
 
 @effect_row("effect.settle", PREPARED, "ABSENT, of an execution that repeated one")

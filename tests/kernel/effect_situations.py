@@ -288,7 +288,11 @@ BREAKERS: dict[str, tuple[Breaker, ...]] = {
     "withdraw:repeated:said-again": said("effect.withdraw", "WITHDRAWN"),
     "withdraw:not-awaiting:conflict": (_state(EffectState.PREPARED), _state(EffectState.DENIED)),
     "evidence:never-prepared:not-found": (shows(attempt_id="attempt-1"), sets(effect_id="of another task")),
-    "evidence:no-news:recorded": (_state(EffectState.COMMITTED), _effect(evidence=(EVIDENCE,))),
+    "evidence:no-news:recorded": (
+        _state(EffectState.COMMITTED),
+        _effect(evidence=(EVIDENCE,)),
+        _effect(terms=replace(PAY, guarantee="READ_ONLY")),
+    ),
     "decide:unknown-effect:not-found": (sets(effect_id="of another task"),),
     "decide:other-payload:payload-conflict": (sets(payload_digest=OTHER_PAYLOAD.digest),),
     "decide:other-version:conflict": (sets(expected_version=2), sets(expected_version=4)),

@@ -25,6 +25,7 @@ PAY = Terms("pay/account", "IDEMPOTENT", WINDOW * SECOND, SETTLE * SECOND, reten
 OBJECT = Terms("s3/bucket", "CONDITIONAL", WINDOW * SECOND, SETTLE * SECOND)
 SEATS = Terms("seats", "RESERVATION", WINDOW * SECOND, SETTLE * SECOND)
 LOOK = Terms("search", "READ_ONLY", WINDOW * SECOND, SETTLE * SECOND)
+APPROVED_LOOK = Terms("search", "READ_ONLY", WINDOW * SECOND, SETTLE * SECOND, approval=True)
 
 
 def prepare(world: World, claim: k.Presented, terms: Terms = PAY, **fields: Any) -> Prepared:

@@ -51,6 +51,8 @@ def test_the_kernel_goes_through_this_row_of_the_effects_table(row: EffectTransi
     detail = event.detail or {}
     if row.event == "attempt_ended":
         assert detail["effects_unknown"] == [after.effect_id]
+    elif row.event == "result_committed" and before is not None:
+        assert detail[f"effects_{row.after.name.lower()}"] == [after.effect_id]
     elif row.event == "result_committed":
         assert [one["effect"] for one in detail["effects"]] == [after.effect_id]
     else:

@@ -16,7 +16,7 @@ from fencepost.kernel.outcomes import Outcome, Reason
 from fencepost.kernel.records import EffectState, State
 from tests.kernel import effect_stories as s
 from tests.kernel.effect_moves import first_sender, reach
-from tests.kernel.effect_stories import LOOK, MAIL, OBJECT, PAY, SEATS
+from tests.kernel.effect_stories import APPROVED_LOOK, LOOK, MAIL, OBJECT, PAY, SEATS
 from tests.model.world import SECOND, World, new_task
 
 replace = msgspec.structs.replace
@@ -432,6 +432,29 @@ def test_what_has_no_side_effect_keeps_no_commit_waiting(state: EffectState) -> 
     world = World()
     claim = reach(world, state, LOOK)
     s.accepted(world.ask(k.Commit, claim), Outcome.COMMITTED)
+    assert s.stands(world, "ABSENT", executions=1).absent_ground == "CERTAIN"
+
+
+def test_a_commit_ends_what_was_only_to_be_read_of_whatever_revision_and_a_late_answer_changes_nothing() -> None:
+    world = World()
+    reach(world, EffectState.PREPARED, LOOK)
+    s.accepted(world.person(k.Revise), Outcome.REVISED)
+    claim = world.claimed(owner="B")
+    s.executes(world, claim, LOOK)
+    s.says(s.prepare(world, claim, APPROVED_LOOK, slot="asked"), Outcome.APPROVAL_REQUIRED)
+    s.executes(world, claim, LOOK, slot="seen")
+    s.accepted(world.ask(k.Settle, claim, finding="HAPPENED", receipt="r"), Outcome.SETTLED)
+    s.accepted(world.ask(k.Commit, claim), Outcome.COMMITTED)
+    states = [EffectState(effect.state).name for effect in world.effects["t"]]
+    assert states == ["ABSENT", "ABSENT", "DENIED", "COMMITTED"]
+    detail = world.events[-1].detail or {}
+    ids = [effect.effect_id for effect in world.effects["t"]]
+    assert (detail["effects_absent"], detail["effects_denied"]) == (ids[:2], ids[2:3])
+    before = list(world.effects["t"])
+    answer = world.ask(k.Settle, claim, effect_id=ids[1], execution=1, finding="HAPPENED", receipt="late")
+    s.refused(answer, Outcome.ENDED)
+    assert world.effects["t"] == before
+    assert not world.logged("alarm")
 
 
 def test_effects_of_an_older_revision_keep_no_commit_waiting() -> None:

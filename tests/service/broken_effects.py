@@ -128,6 +128,24 @@ BREAKS: list[tuple[int, str, Callable[[Tamper], Any], str]] = [
         lambda t: (told(t, "effect_awaiting", "waiter", effect="e"), t.drop("waiter", "effect_denied")),
         "was committed while effect 1 was AWAITING_APPROVAL",
     ),
+    (
+        4,
+        "a commit took for absent what was sent",
+        lambda t: told(t, "result_committed", "sender", effects_absent=[standing(t, MAIL).effect_id]),
+        "for ABSENT, which it was not",
+    ),
+    (
+        7,
+        "a commit ended an effect that there is not",
+        lambda t: told(t, "result_committed", "sender", effects_absent=["e"]),
+        "ends an unknown effect",
+    ),
+    (
+        4,
+        "a task was committed while what it read was open",
+        lambda t: told(t, "result_committed", "reader", effects_absent=[]),
+        "was committed while effect 1 was PREPARED",
+    ),
     (7, "an effect has no record", lambda t: t.store._effects.rows["sender"].pop(LOOK), "has no record"),
     (7, "a count is wrong", lambda t: t.task("sender", effects=7), "counts 7 effects, 5 stand with it"),
     (

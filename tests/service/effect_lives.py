@@ -34,7 +34,7 @@ async def effect(client: Client, effect_id: str) -> EffectView:
 
 async def live_with_effects(client: Client, take: Take) -> None:
     """Every door of an effect, and every way in which one ends."""
-    await client.submit_many([NewTask("sends", task_id=name) for name in ("sender", "waiter", "quitter")])
+    await client.submit_many([NewTask("sends", task_id=name) for name in ("sender", "waiter", "quitter", "reader")])
     first = await take("sender")
     sent = await prepared(client, first, "mail", MAIL)
     await client.settle(first, sent.effect_id, 1, "HAPPENED", receipt={"id": 1})
@@ -80,3 +80,6 @@ async def live_with_effects(client: Client, take: Take) -> None:
     await client.resolve(
         await effect(client, given_up.effect_id), "ABANDONED", who="eve", evidence="nobody minds", late_evidence=0
     )
+    reader = await take("reader")
+    await prepared(client, reader, "look", LOOK)
+    await client.commit(reader, "without it")

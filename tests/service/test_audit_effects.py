@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fencepost.kernel.records import EVENTS
 from fencepost.service.audit import audit
@@ -15,9 +16,11 @@ from fencepost.service.numbers import numbers
 from fencepost.stores.base import Store
 from fencepost.stores.memory import MemoryStore
 from fencepost.stores.sqlite import SQLiteStore
+from fencepost.wire import NewTask, Refused
 from tests.service.broken import Tamper
 from tests.service.broken_effects import BREAKS
-from tests.service.lives import client_of, live
+from tests.service.effect_lives import LOOK, prepared
+from tests.service.lives import claim, client_of, live
 
 
 @pytest.fixture(params=["memory", "losing swaps", "sqlite"])
@@ -40,9 +43,9 @@ async def test_effects_that_went_through_every_door_are_clean_and_covered(store:
     report = await audit(store)
     assert report.violations == [], told(report)
     assert report.clean
-    assert {check.invariant: check.checked for check in report.checks}[4] == 8
+    assert {check.invariant: check.checked for check in report.checks}[4] == 9
     row = next(row for row in report.coverage if row.door == "effect.prepare")
-    assert (row.accepted, row.changes, row.ratio) == (9, 9, 1.0)
+    assert (row.accepted, row.changes, row.ratio) == (10, 10, 1.0)
     shown = {numbered.entry.name for numbered in await store.events(0, 1000)}
     assert {name for name in EVENTS if name.startswith("effect_")} <= shown
     await client.close()
@@ -53,6 +56,28 @@ async def test_status_and_audit_count_the_same_coverage(store: Store) -> None:
     await live(client, effects=True)
     rows = [(row.door, row.accepted, row.changes) for row in (await audit(store)).coverage]
     assert [(row["door"], row["accepted"], row["changes"]) for row in (await numbers(store))["coverage"]] == rows
+    await client.close()
+
+
+async def test_a_commit_leaves_nothing_open_of_what_was_only_read(store: Store) -> None:
+    """Sent and not heard of, of this attempt and of one before, and waiting for a person: none outlives its task."""
+    client = await client_of(store)
+    await client.submit_many([NewTask("reads", task_id="reader")])
+    first = await claim(client, "reader")
+    await prepared(client, first, "before", LOOK)
+    await client.take_over("reader", who="eve")
+    second = await claim(client, "reader", owner="bob")
+    sent = await prepared(client, second, "now", LOOK)
+    await prepared(client, second, "asked", replace(LOOK, approval=True))
+    assert {row["state"] for row in (await numbers(store))["effects"]} == {"UNKNOWN", "AWAITING_APPROVAL"}
+    await client.commit(second, "done")
+    late = await client.settle(second, sent.effect_id, 1, "HAPPENED", receipt="seen at last")
+    assert isinstance(late, Refused)
+    views = await client.effects(task_id="reader")
+    assert [view.state for view in views.items] == ["ABSENT", "ABSENT", "DENIED"]
+    assert (await numbers(store))["effects"] == []
+    report = await audit(store)
+    assert report.clean, told(report)
     await client.close()
 
 

@@ -170,11 +170,13 @@ def _commit_act(c: Context, proof: Proof) -> Decision:
         command.content,
     )
     writes = guarded(c, proof)
-    write_task(writes, task, after, "any" if command.statements else "commit")
+    reads = rules.end_reads(writes, effects_of(c, task), now) if task.effects else {}
+    write_task(writes, task, after, "any" if command.statements or reads else "commit")
     writes.results.append(result)
     detail: dict[str, Any] = {
         "result": command.result_digest,
         "ready_us": now - task.ready_at if task.ready_at is not None else None,
+        **reads,
     }
     if command.statements:
         detail["effects"] = _execute_statements(c, writes, task)

@@ -41,6 +41,8 @@ ABSENT_REASONS = (REFUSED, PRECONDITION, RESERVATION_CANCELLED)
 # Why the sender does not know: a failure that the downstream keeps under the key closes REPEAT.
 STORED_FAILURE = "STORED_FAILURE"
 
+_NOT_READ = "its task was committed without it"
+
 
 def effect_id(namespace: str, task_id: str, revision: int, node_id: str, slot: str) -> str:
     """64 hex digits, without prefix: no attempt, no payload (claim.v1, section 5)."""
@@ -205,6 +207,24 @@ def lose_senders(writes: WriteSet, effects: Sequence[Effect], now: int) -> list[
             writes.effects.append(without_sender(effect, now))
             unknown.append(effect.effect_id)
     return unknown
+
+
+def end_reads(writes: WriteSet, effects: Sequence[Effect], now: int) -> dict[str, list[str]]:
+    """A task is committed: nobody will repeat what it only read, of whatever revision, and nothing came of it.
+
+    PREPARED and UNKNOWN ones are ABSENT, one that awaits an approval is DENIED. The ids, by what they became.
+    """
+    ended: dict[str, list[str]] = {}
+    for effect in effects:
+        if effect.terms.guarantee != Guarantee.READ_ONLY or effect.state not in (AWAITING_APPROVAL, PREPARED, UNKNOWN):
+            continue
+        if effect.state == AWAITING_APPROVAL:
+            writes.effects.append(moved(effect, now, state=int(DENIED), approval=None, note=_NOT_READ))
+            ended.setdefault("effects_denied", []).append(effect.effect_id)
+        else:
+            writes.effects.append(moved(effect, now, state=int(ABSENT), absent_ground="CERTAIN", note=_NOT_READ))
+            ended.setdefault("effects_absent", []).append(effect.effect_id)
+    return ended
 
 
 def without_sender(effect: Effect, now: int) -> Effect:

@@ -295,10 +295,15 @@ def _prepared_once(c: Context) -> Any:
 
 
 def _evidence_news(c: Context) -> Any:
-    """Said already, or about a COMMITTED effect: nothing changes. Another receipt than the kept one is an alarm."""
+    """Said already, about a COMMITTED effect, or about one that only reads: nothing changes.
+
+    Another receipt than the kept one is an alarm.
+    """
     command, effect = c.command, named(c)
     log: tuple[LogEntry, ...] = ()
-    if effect.state == COMMITTED:
+    if effect.terms.guarantee == Guarantee.READ_ONLY:
+        pass  # that something was read is nothing that anybody has to decide about
+    elif effect.state == COMMITTED:
         kept, said = effect.receipt, command.receipt
         if kept is not None and said is not None and kept.digest != said.digest:
             log = (_two_effects(c, effect, "evidence", kept.digest),)

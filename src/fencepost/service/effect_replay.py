@@ -67,7 +67,7 @@ class EffectReplay:
         elif event.name == "attempt_ended":
             self._ended(event, detail.get("effects_unknown") or [])
         elif event.name == "result_committed":
-            self._committed(event, detail.get("effects") or [])
+            self._committed(event, detail)
 
     # events -------------------------------------------------------------------------------------
 
@@ -176,8 +176,24 @@ class EffectReplay:
         if left:
             self._report(4, f"effects {left} were PREPARED still when their attempt had ended")
 
-    def _committed(self, event: Event, statements: list[Any]) -> None:
-        for said in statements:
+    def _committed(self, event: Event, detail: dict[str, Any]) -> None:
+        named = {told.effect_id: told for told in self._told.values()}
+        for key, before, after in (
+            ("effects_absent", (_PREPARED, _UNKNOWN), _ABSENT),
+            ("effects_denied", (_AWAITING,), _DENIED),
+        ):
+            for effect_id in detail.get(key) or []:
+                told = named.get(effect_id)
+                if told is None:
+                    if self._whole:
+                        self._report(
+                            7, f"result_committed (state version {event.state_version}) ends an unknown effect"
+                        )
+                    continue
+                if told.state not in before or told.guarantee != Guarantee.READ_ONLY:
+                    self._report(4, f"was committed and took effect {effect_id[:8]} for {after.name}, which it was not")
+                told.state, told.version = after, told.version + 1
+        for said in detail.get("effects") or []:
             number = said.get("number")
             told = self._told[number] = _Told(
                 {**said, "downstream": self._downstream(number), "guarantee": Guarantee.TRANSACTIONAL.value}
@@ -185,7 +201,9 @@ class EffectReplay:
             told.state, told.version, told.executions, told.first = _COMMITTED, 1, 1, event.at
         for number, told in self._told.items():
             record = self._records.get(number)
-            if record is None or record.revision != event.revision or told.guarantee == Guarantee.READ_ONLY:
+            # What only reads is ended by the commit, of whatever revision it is.
+            reads = told.guarantee == Guarantee.READ_ONLY
+            if record is None or (record.revision != event.revision and not reads):
                 continue
             if told.state in (_AWAITING, _PREPARED, _UNKNOWN):
                 self._report(4, f"was committed while effect {number} was {told.state.name}")
