@@ -65,10 +65,31 @@ async def advance(server: Server, database: str, seconds: float) -> None:
 
 
 # Databases that tests gave back emptied, by whether they have the roles. Making one and dropping it takes longer than
-# most tests do; only what changes nothing but rows may give one back.
+# most tests do. One in which more than rows was changed is not given to another test.
 _free: dict[bool, list[str]] = {False: [], True: []}
+_made: dict[bool, str] = {}
 
+MOST_BYTES = 1 << 24  # what is larger is bloated by now, and slow to empty
+_SIZE = "SELECT pg_database_size(current_database())"
+_SHAPE = """SELECT md5(string_agg(line, chr(10) ORDER BY line)) FROM (
+    SELECT format('%s %s %s %s %s', c.oid::regclass, relkind, reloptions, relacl, relrowsecurity) FROM pg_class c
+        WHERE relnamespace = ANY($1::oid[])
+    UNION ALL SELECT format('%s %s %s %s %s', attrelid::regclass, attnum, attname, atttypid, attnotnull)
+        FROM pg_attribute JOIN pg_class c ON c.oid = attrelid WHERE relnamespace = ANY($1::oid[])
+    UNION ALL SELECT format('%s %s', oid::regprocedure, prosrc) FROM pg_proc WHERE pronamespace = ANY($1::oid[])
+    UNION ALL SELECT format('%s %s', conrelid::regclass, conname) FROM pg_constraint WHERE connamespace = ANY($1::oid[])
+    UNION ALL SELECT tgname FROM pg_trigger WHERE NOT tgisinternal
+    UNION ALL SELECT polname FROM pg_policy
+    UNION ALL SELECT extname FROM pg_extension
+    UNION ALL SELECT nspname FROM pg_namespace WHERE nspname NOT LIKE 'pg\\_t%'
+    UNION ALL SELECT s::text FROM pg_db_role_setting s JOIN pg_database d ON d.oid = setdatabase
+        WHERE datname = current_database()
+    UNION ALL SELECT m::text FROM fencepost.migration m
+    UNION ALL SELECT format('%s %s', number_base, number_from) FROM fencepost.meta) shape(line)"""
 _EMPTY = """DO $$ DECLARE found text; BEGIN
+    FOR found IN SELECT format('%I', relname) FROM pg_class WHERE relkind = 'r'
+        AND relnamespace = 'public'::regnamespace AND relname NOT IN ('first_pools', 'moved_clock')
+    LOOP EXECUTE 'DROP TABLE public.' || found; END LOOP;
     FOR found IN SELECT format('fencepost.%I', relname) FROM pg_class WHERE relkind = 'r'
         AND relnamespace = 'fencepost'::regnamespace AND relname NOT IN ('migration', 'meta')
     LOOP EXECUTE 'DELETE FROM ' || found; END LOOP;
@@ -78,19 +99,43 @@ END $$"""
 
 
 async def borrow(server: Server, roles: bool = False) -> str:
-    """As `new_database`, for who only writes through stores; to be given back."""
-    return _free[roles].pop() if _free[roles] else await new_database(server, roles)
+    """As `new_database`; to be given back."""
+    if _free[roles]:
+        return _free[roles].pop()
+    name = await new_database(server, roles)
+    if roles not in _made:
+        con = await asyncpg.connect(server.url(name))
+        _made[roles] = await _shape(con)
+        await con.close()
+    return name
 
 
 async def give_back(server: Server, database: str, roles: bool = False) -> None:
-    """Empties the database; drops it where somebody still holds something in it."""
-    con = await asyncpg.connect(server.url(database))
+    """Empties the database; drops it where it has another shape now, or somebody still holds something in it."""
     try:
-        await con.execute("SET lock_timeout = '2s'")
-        await con.execute(_EMPTY)
-    except asyncpg.LockNotAvailableError:
-        await con.close()
-        await server.drop_database(database)
-    else:
-        await con.close()
+        con = await asyncpg.connect(server.url(database))
+        try:
+            await con.execute("SET lock_timeout = '2s'")
+            await con.execute(_EMPTY)
+            await con.execute("SELECT pg_stat_reset()")
+            same = await _shape(con) == _made[roles] and await con.fetchval(_SIZE) < MOST_BYTES
+        finally:
+            await con.close()
+    except (asyncpg.PostgresError, OSError):
+        same = False
+    if same:
         _free[roles].append(database)
+    else:
+        await server.drop_database(database)
+
+
+async def end_sessions(server: Server, database: str) -> None:
+    """As dropping it would: what a test left behind is not the next one's business."""
+    await server.administer(
+        f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '{database}'"
+    )
+
+
+async def _shape(con: asyncpg.Connection) -> str:
+    spaces = await con.fetchval("SELECT array_agg(oid) FROM pg_namespace WHERE nspname IN ('fencepost', 'public')")
+    return str(await con.fetchval(_SHAPE, spaces))
