@@ -49,13 +49,13 @@ def on_sqlite(folder: Path, repeat: int, tasks: int, size: int) -> list[tuple[fl
     return times
 
 
-def on_postgresql(folder: Path, repeat: int, tasks: int, size: int) -> list[tuple[float, float]]:
+def on_postgresql(folder: Path, repeat: int, tasks: int, size: int, alone: bool) -> list[tuple[float, float]]:
     """The CPU seconds are of the server too."""
     import on_postgres  # which asks for a server, and for asyncpg
 
     async def once(made: Any) -> tuple[float, float]:
         await on_postgres.durable(made)
-        meter = on_postgres.Meter(made)
+        meter = on_postgres.Meter(made, alone=alone)
         url = made.url(await made.new_database())
         await meter.begin()
         wall, cpu = await measure(url, tasks, size)
@@ -73,13 +73,16 @@ def main() -> None:
     options.add_argument("--store", choices=tuple(DURABLE), default="sqlite")
     options.add_argument("--tasks", type=at_least_one, default=30_000, help="tasks of a repetition (default 30000)")
     options.add_argument("--batch", type=at_least_one, default=1000, help="tasks of a batch (default 1000)")
+    options.add_argument("--alone", action="store_true", help="before whatever else runs here (PostgreSQL; root)")
     chosen = options.parse_args()
     tasks = max(chosen.tasks // chosen.batch, 1) * chosen.batch
     with scratch(chosen.folder) as folder:
         about = machine(folder)
         progress(chosen.json, f"{chosen.repeat} times {tasks:,} tasks")
-        run = on_sqlite if chosen.store == "sqlite" else on_postgresql
-        times = run(folder, chosen.repeat, tasks, chosen.batch)
+        if chosen.store == "sqlite":
+            times = on_sqlite(folder, chosen.repeat, tasks, chosen.batch)
+        else:
+            times = on_postgresql(folder, chosen.repeat, tasks, chosen.batch, chosen.alone)
     cpu = statistics.median(cpu for _, cpu in times)
     found: dict[str, Any] = {
         "benchmark": "submit",
