@@ -12,15 +12,18 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
+import msgspec
+
 from fencepost import clock
 from fencepost.errors import InvalidRequest, Unavailable
 from fencepost.kernel import commands as k
 from fencepost.kernel.kernel import Kernel
 from fencepost.kernel.operations import Granted
 from fencepost.kernel.outcomes import Outcome, Problem, Refusal
+from fencepost.kernel.prepare import Prepared
 from fencepost.kernel.records import READY
 from fencepost.kernel.writes import Decision
-from fencepost.service import answers, queries
+from fencepost.service import answers, effect_views, queries
 from fencepost.service.admission import admit
 from fencepost.service.batch import Operation, plan
 from fencepost.service.lanes import Lanes
@@ -66,12 +69,19 @@ class Coordinator:
 
     def _queue(self, command: Any, quiet: bool = False) -> Operation:
         """The command in the next batch; its `future` is done once it was decided."""
-        admit(command, self.store_id)
-        if self._closed:
-            raise Unavailable("this client is closed")
+        command = self._admitted(command)
         operation = Operation(command, asyncio.get_running_loop().create_future(), quiet)
         self._lanes.add(operation)
         return operation
+
+    def _admitted(self, command: Any) -> Any:
+        """The command, right in itself, with what only the service knows."""
+        admit(command, self.store_id)
+        if self._closed:
+            raise Unavailable("this client is closed")
+        if type(command) is k.Prepare or (type(command) is k.Commit and command.statements):
+            return msgspec.structs.replace(command, namespace=self.store.namespace)
+        return command
 
     async def ask(self, command: Any, *, quiet: bool = False) -> Any:
         operation = self._queue(command, quiet)
@@ -96,9 +106,7 @@ class Coordinator:
 
     async def ask_on(self, connection: Any, command: Any) -> Pending | Refused:
         """`command` (commit or submit) inside the transaction that `connection` is in; see `Backend.ask_on`."""
-        admit(command, self.store_id)
-        if self._closed:
-            raise Unavailable("this client is closed")
+        command = self._admitted(command)
         if not self.store.capabilities.joins:
             scheme = self.store.url.partition(":")[0]
             raise InvalidRequest(
@@ -161,8 +169,13 @@ class Coordinator:
         if kind is Granted:
             snapshot = operation.snapshot
             assert snapshot is not None
-            claims = [answers.claim(task, snapshot, self.store_id) for task in answer.tasks]
+            writes = decision.writes
+            written = writes.effects if writes is not None and "effects" in writes.made else []
+            claims = [answers.claim(task, snapshot, self.store_id, written) for task in answer.tasks]
             return claims[0] if type(operation.command) is k.Claim else claims
+        if kind is Prepared:
+            assert operation.snapshot is not None
+            return answers.prepared(answer, operation.snapshot)
         door = _DOOR_OF[type(operation.command)]
         if kind is Refusal:
             return answers.refused(answer, door, operation.task_id)
@@ -284,6 +297,9 @@ class Coordinator:
 
     async def tasks(self, where: dict[str, Any], cursor: str | None, limit: int) -> Page:
         return await queries.tasks(self.store, where, cursor, limit)
+
+    async def effects(self, where: dict[str, Any], cursor: str | None, limit: int) -> Page:
+        return await effect_views.effects(self.store, where, cursor, limit)
 
     async def attempts(self, task_id: str) -> list[AttemptView]:
         return await queries.attempts(self.store, k.check_id(task_id, "task_id"))
