@@ -12,6 +12,7 @@ from tests.docs.pages import PAGES, ROOT, Block, agrees, blocks, console, run
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 KNOWN = {"python", "sh", "console", "json", "sql", "text", "toml"}
+LINKING = [*PAGES, "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
 FILES = {"json", "toml"}  # a block of these is a file, and is tried by what reads it
 
 
@@ -67,13 +68,27 @@ def test_the_pages_show_enough_to_be_worth_trying() -> None:
     assert len(tried) >= 10
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", LINKING)
 def test_every_relative_link_leads_somewhere(page: str) -> None:
     missing = [
         link
         for link in LINK.findall((ROOT / page).read_text())
         if not link.startswith(("https://", "#")) and not (ROOT / page).parent.joinpath(link.partition("#")[0]).exists()
     ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", LINKING)
+def test_every_link_into_a_page_names_one_of_its_headings(page: str) -> None:
+    missing = []
+    for link in LINK.findall((ROOT / page).read_text()):
+        path, _, anchor = link.partition("#")
+        if not anchor or link.startswith("https://"):
+            continue
+        target = (ROOT / page).parent.joinpath(path) if path else ROOT / page
+        headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+        if anchor not in [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]:
+            missing.append(link)
     assert missing == []
 
 
@@ -104,7 +119,8 @@ def test_every_example_is_shown_in_a_page_word_for_word() -> None:
 
 def test_the_readme_says_what_it_is_for_then_the_two_commands_then_the_picture_then_the_python() -> None:
     readme = (ROOT / "README.md").read_text()
-    marks = ["# fencepost", "make demo", "make test", "![", "```python", "## Put your own agent"]
+    second = "## The second send never happens"
+    marks = ["# fencepost", "make demo", "make test", "![", "```python", second, "## Put your own agent"]
     places = [readme.index(mark) for mark in marks]
     assert places == sorted(places)
     purpose = readme[: readme.index("## ")]
@@ -114,6 +130,14 @@ def test_the_readme_says_what_it_is_for_then_the_two_commands_then_the_picture_t
 def test_the_readmes_python_has_about_twenty_lines() -> None:
     first = next(block for block in blocks("README.md") if block.language == "python")
     assert 15 <= len([line for line in first.text.splitlines() if line.strip()]) <= 22
+
+
+def test_the_readmes_second_send_has_about_as_many() -> None:
+    readme = (ROOT / "README.md").read_text()
+    section = readme[readme.index("## The second send") : readme.index("## Put your own agent")]
+    shown = [block for block in blocks("README.md") if block.language == "python" and block.text in section]
+    assert [block.mark for block in shown] == ["file: toy.py", ""]
+    assert 12 <= len([line for line in shown[1].text.splitlines() if line.strip()]) <= 22
 
 
 def test_the_readmes_picture_is_one_of_the_late_worker_being_fenced() -> None:
