@@ -56,6 +56,10 @@ What the columns say:
 Past the last look, the sender breaks the one rule that IDEMPOTENT rests on: no call after `send_by`. It ends well here
 because the downstream still remembers the key. For NON_REPLAYABLE, whether such a sender is still about is what the
 person has to know, so there is no such line.
+
+A late report is kept out of the record, and looked at all the same: where its receipt reads otherwise than the kept one
+(an answer to the request itself, where the kept one is the answer to a query), the journal has an alarm, since two
+receipts may be two effects. Here they never were.
 """
 
 
