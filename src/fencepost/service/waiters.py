@@ -95,7 +95,7 @@ class Group:
 
 
 class Waiter:
-    __slots__ = ("arrived", "deadline", "group", "limit", "looked", "room", "signal")
+    __slots__ = ("arrived", "deadline", "group", "limit", "looked", "room", "served", "signal")
 
     def __init__(self, group: Group, wait: float, limit: int) -> None:
         self.group = group
@@ -104,6 +104,7 @@ class Waiter:
         self.arrived = clock.elapsed()
         self.deadline = self.arrived + wait
         self.looked = False  # and found nothing, since it arrived
+        self.served = False  # it found something, or was refused
         self.signal = asyncio.Event()
         group.enter(self)
 
@@ -111,6 +112,7 @@ class Waiter:
         """What a look gave that began then; `version` is the pool's, None where the look was refused."""
         self.group.version = version
         if anything:
+            self.served = True
             self.group.heard()
             self.signal.set()  # for the next of its kind to look too: where there was one there may be more
         else:

@@ -34,6 +34,9 @@ BETWEEN = 0.2
 # How long a group knows that there is nothing without a look or glance: two glances may fail.
 KNOWN = 3.0
 
+# Who found a task begins with it; only then the next one looks whether there is another.
+AFTER_YOU = 0.001
+
 MOST_GROUPS = 200
 
 
@@ -79,12 +82,20 @@ class Wakeups:
             else:
                 self._waiting -= 1
             group.leave(waiter)
-            if waiter.signal.is_set() and question is not None and not group.wake_one():
-                for other in self._groups.values():
-                    if other is not group and other.lane == group.lane and other.wake_one():
-                        break
+            if question is not None and waiter.signal.is_set():
+                if waiter.served:
+                    asyncio.get_running_loop().call_later(AFTER_YOU, self._pass_on, group)
+                else:
+                    self._pass_on(group)
             if self._hinting is None and not group.waiters:
                 del self._groups[question]
+
+    def _pass_on(self, group: Group) -> None:
+        """Wake another who asks the same, or asks it under another epoch."""
+        if not group.wake_one():
+            for other in self._groups.values():
+                if other is not group and other.lane == group.lane and other.wake_one():
+                    break
 
     def knows_nothing_is_there(self, waiter: Waiter) -> bool:
         """Somebody with the same question has looked, and nothing has become ready here or was hinted at since."""
