@@ -110,6 +110,9 @@ def test_a_program_gives_its_task_back_until_a_person_has_decided(mailing: Folde
     assert work(mailing, send) == {}  # nothing to claim: no hot loop
     (waiting,) = mailing.json("effects")["items"]
     assert (waiting["state"], waiting["payload"]) == ("AWAITING_APPROVAL", "hello")
+    said = mailing.ok("effects")
+    assert f"fencepost effects approve {waiting['effect_id'][:12]} --version {waiting['version']}" in said
+    fails(mailing, "effects", "approve", waiting["effect_id"][:8], "--version", "9", code=1)
     mailing.ok("effects", "approve", waiting["effect_id"][:8], "--who", "eve")
     assert mailing.json("show", "a")["task"]["state"] == "READY"
     assert work(mailing, f"{send} || exit $?") == {"COMMITTED": 1}

@@ -285,6 +285,8 @@ def _print(view: EffectView) -> None:
         )
     if view.approved_by is not None:
         output.say(f"  approved by {view.approved_by}")
+    elif view.state == "AWAITING_APPROVAL":
+        output.say(f"  fencepost effects approve {view.effect_id[:12]} --version {view.version}", style="dim")
 
 
 def add_to(app: App, group: Group) -> None:
