@@ -59,16 +59,20 @@ def _arm_postgres() -> None:
 
     from fencepost.stores import postgres
 
-    swift = postgres.apply_swift
+    swift, new = postgres.apply_swift, postgres.apply_new
     leave = asyncpg.transaction.Transaction.__aexit__
 
     async def armed_swift(*arguments: Any) -> Any:
         return await _dying(swift(*arguments))
 
+    async def armed_new(*arguments: Any) -> Any:
+        return await _dying(new(*arguments))
+
     async def armed_leave(transaction: Any, *how: Any) -> Any:
         return await _dying(leave(transaction, *how))
 
     postgres.apply_swift = armed_swift  # type: ignore[assignment]
+    postgres.apply_new = armed_new  # type: ignore[assignment]
     asyncpg.transaction.Transaction.__aexit__ = armed_leave
 
 
