@@ -28,7 +28,7 @@ from fencepost.effects.base import (
     StillUnknown,
     check_downstream,
 )
-from fencepost.effects.receipts import note, storable
+from fencepost.effects.receipts import id_kept, storable
 from fencepost.errors import FencepostError, InvalidRequest
 from fencepost.wire import EffectView, Outcome, Refused
 
@@ -182,7 +182,7 @@ class Reconciler:
                 evidence="the downstream says that it happened",
                 reconciler=True,
                 receipt=storable(found.receipt),
-                etag=note(found.etag),
+                etag=id_kept(found.etag),
             )
             why = "the downstream says that it happened"
         else:

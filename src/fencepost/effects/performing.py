@@ -41,10 +41,11 @@ from fencepost.effects.failures import (
     PersonRequired,
 )
 from fencepost.effects.port import ROWS, Port, PreparedAnswer
-from fencepost.effects.receipts import note, storable
+from fencepost.effects.receipts import id_kept, note, storable
 from fencepost.effects.reconciling import Again, Done, Reconciling, Step, new_id, refused
 from fencepost.errors import InvalidRequest, Unavailable
 from fencepost.kernel.commands import check_id, check_seconds
+from fencepost.kernel.digests import decode, encode
 
 __all__ = ["OnApproval", "OnConflict", "declared", "perform"]
 
@@ -107,6 +108,8 @@ async def perform(
         bound = await downstream.bind_for(payload, port.generation)
     else:
         bound = await downstream.bind(payload) if offers(downstream, "bind") else payload
+    # What is sent is what is bound, whatever the handler does with its own object meanwhile.
+    bound = decode(encode(bound, "payload"))
     if declaration.guarantee == Guarantee.TRANSACTIONAL:
         return await port.defer(slot, bound, declaration.downstream, node_id=node_id)
     # Two calls for one slot in this process go one after the other: the second finds the first one's receipt.
@@ -342,7 +345,7 @@ class _Performance(Reconciling):
         if reserving:
             if isinstance(found, Absent):
                 return found
-            if isinstance(found, str) and found:
+            if id_kept(found) is not None:
                 return found
             return Absent("REFUSED", f"not reserved: answered with {type(found).__name__}")
         if not isinstance(found, Happened | Absent | Unknown):
@@ -376,7 +379,7 @@ class _Performance(Reconciling):
     async def _settle_now(self, call: Call, found: Happened | Absent | Unknown) -> tuple[str, str | None]:
         finding, why, receipt, etag, detail = "UNKNOWN", None, None, None, None
         if isinstance(found, Happened):
-            finding, receipt, etag = "HAPPENED", storable(found.receipt), note(found.etag)
+            finding, receipt, etag = "HAPPENED", storable(found.receipt), id_kept(found.etag)
         elif isinstance(found, Absent):
             finding, why, detail = "ABSENT", found.why, found.detail
         else:
@@ -412,7 +415,8 @@ class _Performance(Reconciling):
             execution=answer.execution,
             epoch=self.port.epoch,
             generation=self.port.generation,
-            payload=self.bound,
+            # As it was spelled when it was bound: a downstream that compares texts sees the same one.
+            payload=self.bound if answer.payload is None else answer.payload,
             precondition=answer.precondition,
             reservation_id=answer.reservation_id,
             send_by=send_by,

@@ -1,4 +1,7 @@
-"""Receipts that can be kept: JSON of at most 256 KiB. What cannot is kept as text, visibly."""
+"""What a downstream says, as it can be kept: receipts, ids and texts. None of it keeps a finding from being recorded.
+
+A receipt is JSON of at most 256 KiB; what cannot be kept is kept as text, visibly.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from typing import Any
 import msgspec
 
 from fencepost.errors import InvalidRequest
-from fencepost.kernel.commands import MAX_NOTE_BYTES, MAX_RECEIPT_BYTES
+from fencepost.kernel.commands import MAX_NOTE_BYTES, MAX_RECEIPT_BYTES, check_id
 from fencepost.kernel.digests import encode
 
-__all__ = ["cut_text", "note", "storable"]
+__all__ = ["cut_text", "id_kept", "note", "storable"]
 
 MARK = "… (cut)"
 
@@ -24,9 +27,17 @@ def cut_text(text: str, most: int) -> str:
     return data[: most - len(MARK.encode())].decode("utf-8", "ignore") + MARK
 
 
-def note(text: str | None) -> str | None:
-    """For people, beside the effect: at most 4 KiB."""
-    return None if text is None else cut_text(text, MAX_NOTE_BYTES)
+def note(text: Any) -> str | None:
+    """For people, beside the effect: at most 4 KiB. Some say it with the error itself."""
+    return None if text is None else cut_text(str(text), MAX_NOTE_BYTES)
+
+
+def id_kept(name: Any) -> str | None:
+    """An ETag or a reservation's id where it can be kept as it is, else None: a part of it would name another thing."""
+    try:
+        return None if name is None else check_id(name, "id")
+    except InvalidRequest:
+        return None
 
 
 def storable(receipt: Any) -> Any:

@@ -26,7 +26,7 @@ from fencepost.effects.base import (
 from fencepost.effects.enduring import through
 from fencepost.effects.failures import EffectUnknown, PersonRequired
 from fencepost.effects.port import Port, PreparedAnswer
-from fencepost.effects.receipts import note, storable
+from fencepost.effects.receipts import id_kept, note, storable
 from fencepost.errors import Fenced
 
 __all__ = ["REPEATS", "Again", "Done", "Reconciling", "Step", "new_id", "refused"]
@@ -113,7 +113,7 @@ class Reconciling:
     async def _reconciled_now(self, answer: PreparedAnswer, found: Happened | NotFound | Gone | StillUnknown) -> Step:
         finding, ground, receipt, etag, detail = "ABSENT", None, None, None, None
         if isinstance(found, Happened):
-            finding, receipt, etag = "HAPPENED", storable(found.receipt), note(found.etag)
+            finding, receipt, etag = "HAPPENED", storable(found.receipt), id_kept(found.etag)
         elif isinstance(found, Gone):
             ground, detail = found.ground, found.detail
         elif isinstance(found, NotFound):
