@@ -36,7 +36,10 @@ MASKS = {
     **dict.fromkeys(("approve", "deny"), PROTOCOL | EPOCH | PAYLOAD | VERSION | STATE),
     "resolve": PROTOCOL | EPOCH | VERSION | STATE,
 }
-EPOCH_FREE_DOORS = frozenset({"submit", "cancel", "expire", "stage"})
+EPOCH_FREE_DOORS = frozenset({"submit", "cancel", "expire", "stage", "evidence"})
+EFFECT_DOORS = frozenset({"effect.prepare", "effect.reserve", "effect.settle", "effect.reconcile", "effect.withdraw"})
+# What may still be said of the effects of a task that is COMMITTED.
+AFTERWARDS = frozenset({"evidence", "resolve"})
 
 
 class Asked(NamedTuple):
@@ -141,7 +144,7 @@ def _judge_record(asked: Asked, now: int, pool: Any, old: Any, task: Any, events
     if old is None:
         _must(task.claim_generation == 0 and task.cancel_generation == 0, "2", "a new task that was claimed before")
         return
-    _must(old.state != COMMITTED, "1", "a COMMITTED task was changed")
+    _must(old.state != COMMITTED or asked.door in AFTERWARDS, "1", "a COMMITTED task was changed")
     for name in ("claim_generation", "cancel_generation", "scheduler_epoch", "revision"):
         _must(getattr(task, name) >= getattr(old, name), "2", f"{name} went down")
     _judge_attempts(asked, now, pool, old, task, events)
@@ -186,7 +189,7 @@ def _judge_attempts(asked: Asked, now: int, pool: Any, old: Any, task: Any, even
 def _judge_presented(asked: Asked, pool: Any, old: Any) -> None:
     if asked.door not in EPOCH_FREE_DOORS:
         _must(asked.epoch == pool.epoch, "8", f"accepted under epoch {asked.epoch} while the pool's is {pool.epoch}")
-    if asked.door in FENCED_DOORS:
+    if asked.door in FENCED_DOORS or asked.door in EFFECT_DOORS:
         _must(old.scheduler_epoch == pool.epoch, "3", "accepted from an attempt granted under an older epoch")
         _must(asked.generation == old.claim_generation, "3", "accepted another generation")
         _must(asked.attempt == old.attempt_id, "3", "accepted another attempt")
