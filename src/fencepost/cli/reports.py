@@ -45,13 +45,14 @@ async def status(*, pool: str | None = None, options: Options | None = None) -> 
     if unserved := left.pop("unserved", None):
         output.say(f"nobody serves: {_line(unserved)}", style="yellow")
     coverage = left.pop("coverage", None)
-    fenced = left.pop("fenced")
+    fenced, waiting = left.pop("fenced"), left.pop("effects")
     for name, value in left.items():
         _section(name.replace("_", " "), value)
     if fenced:
         _table("fenced", fenced)
     else:
         output.say(f"{'fenced':<20} 0")
+    _effects(waiting)
     if coverage is not None:
         _coverage(coverage)
     return output.DONE
@@ -76,6 +77,23 @@ def _backlog(lanes: list[dict[str, Any]]) -> None:
         right=[state.lower() for state in STATES],
     )
     output.say()
+
+
+def _effects(rows: list[dict[str, Any]]) -> None:
+    """Those that are UNKNOWN, or wait for an approval: what somebody has to ask about, or to decide."""
+    if not rows:
+        output.say(f"{'effects':<20} 0")
+        return
+    output.say("effects", style="bold")
+    output.show_table(
+        ("pool", "guarantee", "state", "count", "oldest"),
+        [
+            (row["pool"], row["guarantee"], output.word(row["state"]), row["count"], output.span(row["oldest_age"]))
+            for row in rows
+        ],
+        right=("count",),
+    )
+    output.note("`fencepost effects` lists them, with what is open for each")
 
 
 def _section(title: str, value: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from cyclopts import App, Group
@@ -165,7 +166,7 @@ async def show(task: str, /, *, options: Options | None = None) -> int:
     if history.attempts:
         output.say()
         output.show_table(
-            ("gen", "attempt", "owner", "started", "ended", "end", "error"),
+            ("gen", "attempt", "owner", "started", "ended", "end", "cost", "error"),
             [
                 (
                     item.generation,
@@ -174,6 +175,7 @@ async def show(task: str, /, *, options: Options | None = None) -> int:
                     item.started_at,
                     item.ended_at,
                     output.word(item.end or "live"),
+                    _cost(item.usage),
                     _first_line(item.error),
                 )
                 for item in history.attempts
@@ -232,6 +234,13 @@ def _facts(view: TaskView, history: Any) -> list[tuple[str, str]]:
         facts.append(("held by", f"{view.owner_id} until {output.until(view.lease_expires_at)}"))
     elif remark := _remark(view):
         facts.append(("note", remark))
+    lost = [item for item in history.attempts if item.end not in (None, "COMMITTED")]
+    total: dict[str, float] = {}
+    for item in lost:
+        for name, value in item.usage.items():
+            total[name] = total.get(name, 0) + value
+    if spent := _cost(total):
+        facts.append(("lost", f"{len(lost)} attempt{'' if len(lost) == 1 else 's'}, which cost {spent}"))
     if view.depends_on:
         facts.append(("depends on", ", ".join(view.depends_on)))
     if history.successors:
@@ -247,6 +256,12 @@ def _facts(view: TaskView, history: Any) -> list[tuple[str, str]]:
 def _shown(value: Any) -> str:
     text = f"({len(value)} bytes)" if isinstance(value, bytes) else output.value_text(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… ({len(text)} characters)"
+
+
+def _cost(usage: Mapping[str, float]) -> str | None:
+    """What was reported of an attempt, or of several: its seconds last, the rest as its reporter named it."""
+    named = sorted(usage.items(), key=lambda item: (item[0] == "seconds", item[0]))
+    return ", ".join(f"{name} {output.cell_text(value)}" for name, value in named) or None
 
 
 def _first_line(text: str | None) -> str | None:

@@ -46,6 +46,8 @@ def _public_items(detail: Mapping[str, Any], secrets: Collection[str]) -> list[t
             items.append(("lease_expires_at", to_datetime(value)))
         elif name == "ready_us" and isinstance(value, int):
             items.append(("ready_to_commit", value / MICROSECOND))
+        elif name in ("send_by_us", "not_before_us") and type(value) is int:
+            items.append((name.removesuffix("_us"), to_datetime(value)))
         elif name in _INSTANTS and type(value) is int:
             items.append((name, to_datetime(value)))
         elif name.endswith("_us") and type(value) is int:
