@@ -104,11 +104,22 @@ def test_doctor_looks_at_the_server_the_schema_the_role_the_pooler_and_the_clock
     assert remote.code != 0
     remote.ok("migrate", "--create")
     checks = {check["name"]: check for check in remote.json("doctor")["checks"]}
-    looked_at = ("server", "schema", "role", "pooler", "clock", "durability")
+    looked_at = ("server", "schema", "role", "pooler", "clock", "durability", "statements")
     assert [checks[name]["verdict"] for name in looked_at] == ["ok"] * len(looked_at)
     assert "owns the schema" in checks["role"]["says"]
     claimed = remote.json("doctor", "--store", remote.url + "?pgbouncer=true")["checks"]
     assert [check["verdict"] for check in claimed if check["name"] == "pooler"] == ["warn"]
+
+
+def test_doctor_warns_where_the_server_does_not_count_so_that_commits_with_statements_are_refused(
+    server: Server, remote: Remote
+) -> None:
+    remote.ok("migrate", "--create")
+    database = remote.url.rpartition("/")[2]
+    asyncio.run(server.administer(f'ALTER DATABASE "{database}" SET track_counts = off'))
+    [found] = [check for check in remote.json("doctor")["checks"] if check["name"] == "statements"]
+    assert (found["verdict"], "commits that bring statements are refused" in found["says"]) == ("warn", True)
+    assert "track_counts is off" in remote.ok("doctor")
 
 
 @pytest.mark.parametrize("change", [("test_", "no_such_"), ("postgresql://", "postgresql://no_")])

@@ -147,6 +147,9 @@ def _postgres(report: dict[str, Any]) -> list[Check]:
     ]
     settings = ", ".join(f"{name} {report[name]}" for name in ("fsync", "synchronous_commit", "full_page_writes"))
     found.append(Check("durability", OK if report["durable"] else WARN, settings))
+    counts = report["track_counts"] == "on"
+    says = "is on" if counts else "is off: commits that bring statements are refused, and autovacuum is told of nothing"
+    found.append(Check("statements", OK if counts else WARN, f"track_counts {says}"))
     found.append(Check("connections", OK, f"{report['pool_size']} for work"))
     found += [_pooler(report), _role(report)]
     oldest = report["oldest_transaction_seconds"] or 0.0

@@ -210,7 +210,8 @@ async def diagnose(con: Connection, settings: Settings) -> dict[str, Any]:
         "pool_size": settings.pool_size,
         "pgbouncer": settings.pgbouncer,
     }
-    for name in ("server_version", "fsync", "synchronous_commit", "full_page_writes", "server_encoding"):
+    durability = ("fsync", "synchronous_commit", "full_page_writes")
+    for name in ("server_version", *durability, "server_encoding", "track_counts"):
         found[name] = await con.fetchval("SELECT current_setting($1)", name)
     found["durable"] = found["fsync"] == "on" and found["synchronous_commit"] != "off"
     found["user"] = await con.fetchval("SELECT current_user::text")
