@@ -121,7 +121,11 @@ async def test_a_delay_that_ends_wakes_somebody_long_before_the_next_look(url: s
         await worker.close()
 
 
-async def test_a_process_that_is_picked_for_what_it_does_not_do_tells_the_others(url: str) -> None:
+async def test_a_process_that_is_picked_for_what_it_does_not_do_tells_the_others(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wakeups, "CHECK_AFTER", 60.0)  # nobody else tells
+    monkeypatch.setattr(PostgresStore, "glance", lambda self, lanes: asyncio.Event().wait())  # and nobody looks
     submitter, other, right = [await fencepost.connect(url) for _ in range(3)]
     wrong = asyncio.create_task(next_claim(other, "o", kinds=["other"]))
     waiter = asyncio.create_task(next_claim(right, "r", kinds=["wanted"]))
