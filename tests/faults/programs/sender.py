@@ -3,7 +3,8 @@
     python -m tests.faults.programs.sender URL OWNER OPTIONS
 
 OPTIONS is a JSON object: `queue`, `point` (see POINTS), `downstream` (a table of fencepost.toml), `payload`. At its
-point it says `at` and blocks its event loop, so that a signal meets it nowhere else. An order (`go`) lets it go on, as
+point it says `at` and blocks its event loop, so that a signal meets it nowhere else; without a point where it came past
+it, and then it ends. An order (`go`) lets it go on, as
 a sender that was paused: it says what each door answers it from then on, and at the end `reported`, after it has tried
 to commit a result of its own whatever else happened to it.
 """
@@ -14,6 +15,7 @@ import asyncio
 import dataclasses
 import json
 import logging
+import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable
@@ -40,6 +42,7 @@ POINTS = {
     "before commit": "the handler has ended, and the commit has not reached the store",
     "after commit": "the store has committed, and its answer is not there",
 }
+AFTER_THE_WORK = ("before commit", "after commit")
 
 
 class Gate:
@@ -61,6 +64,12 @@ class Gate:
         self._go.wait()
         self.woken = True
         return True
+
+    def miss(self) -> None:
+        """It came off the straight way before it stood: the machine was too slow for the window, or the lease."""
+        if not self._reached and self._point not in AFTER_THE_WORK:
+            say("at", point=None)
+            os._exit(0)
 
     def open(self) -> None:
         self._go.set()
@@ -105,6 +114,8 @@ def rule(gate: Gate) -> Callable[[Any, Callable[[], Awaitable[Any]]], Awaitable[
             gate.stand_at("before prepare")
         elif isinstance(command, Settle) and command.finding == "HAPPENED":
             gate.stand_at("before settle")
+        elif isinstance(command, Settle | Reconcile):
+            gate.miss()
         elif isinstance(command, Commit):
             gate.stand_at("before commit")
         if gate.woken and isinstance(command, DOORS):
@@ -159,6 +170,7 @@ async def main(url: str, owner: str, options: str) -> int:
                 gate.stand_at("before prepare")  # there is none: before anything is bound
             await attempt.effect("send", wanted["payload"], using=downstream)
         finally:
+            gate.miss()
             if gate.woken:
                 _background(client.commit(attempt.claim, {"by": "the late sender"}))
         return {"by": owner}
