@@ -51,6 +51,8 @@ async def test_status_says_what_attempts_cost_that_were_lost_in_the_middle_of_an
     seconds = found["usage"].pop("seconds")
     assert (found["attempts"], found["unreported"], found["usage"]) == (1, 0, {"tokens": 1200, "usd": 0.5})
     assert seconds > 0
+    # The worker dropped the task at the one door that refused it, and did not say at another that its handler failed.
+    assert [(row["door"], row["count"]) for row in lost.json("status")["fenced"]] == [("effect.settle", 1)]
     said = next(line for line in lost.ok("status").splitlines() if line.startswith("discarded compute"))
     assert "tokens: 1200" in said and "usd: 0.5" in said
 

@@ -180,24 +180,33 @@ class Attempt:
         self.check()
         if self._port is None:
             self._port = AttemptPort(self._client, self.claim, self.remaining)
-        return await perform(
-            self._port,
-            using,
-            slot,
-            payload,
-            node_id=node_id,
-            timeout=timeout,
-            patience=patience,
-            on_conflict=on_conflict,
-            on_approval=on_approval,
-            approval_wait=approval_wait,
-        )
+        try:
+            return await perform(
+                self._port,
+                using,
+                slot,
+                payload,
+                node_id=node_id,
+                timeout=timeout,
+                patience=patience,
+                on_conflict=on_conflict,
+                on_approval=on_approval,
+                approval_wait=approval_wait,
+            )
+        except Fenced as error:
+            if isinstance(error.refused, Refused):
+                self._lose(error.refused)
+            raise
 
     def _refused(self, answer: Refused) -> NoReturn:
+        raise Fenced(self._lose(answer), answer)
+
+    def _lose(self, answer: Refused) -> str:
+        """A door refused this claim: so will every other. Why, in short."""
         reason = f"{answer.outcome.value}/{answer.reason}" if answer.reason else answer.outcome.value
         if self._lease.lost is None and answer.outcome != Outcome.ENDED:
             self._lease.lost = Loss(reason, answer)
-        raise Fenced(reason, answer)
+        return reason
 
 
 class SyncAttempt:
