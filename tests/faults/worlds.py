@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,30 +109,34 @@ def _git(remote: Remote, daemon: Daemon, folder: Path) -> World:
 
 def _s3() -> World:
     """A bucket that keeps versions, so that each write is there to be counted."""
-    address = seaweedfs()
+    address, run = seaweedfs(), uuid.uuid4().hex  # one server for all tests of a process
     bucket = shared_bucket(address, versions=True)
     table = {"type": "s3", "bucket": bucket, "endpoint": address, "addressing": "path", **AMAZON, **WINDOWS}
 
     def versions(stage: Stage, task: str, effect: str) -> int:
-        found = boto(address).list_object_versions(Bucket=bucket, Prefix=f"{task}.txt").get("Versions", [])
+        found = boto(address).list_object_versions(Bucket=bucket, Prefix=f"{run}/{task}.txt").get("Versions", [])
         heads = [
             boto(address).head_object(Bucket=bucket, Key=each["Key"], VersionId=each["VersionId"]) for each in found
         ]
         return [head["Metadata"]["fencepost-effect"] for head in heads].count(effect)
 
-    return World("s3", "CONDITIONAL", lambda task: table, lambda task: {"key": f"{task}.txt", "body": "x"}, versions)
+    def payload(task: str) -> Any:
+        return {"key": f"{run}/{task}.txt", "body": "x"}
+
+    return World("s3", "CONDITIONAL", lambda task: table, payload, versions)
 
 
 def _aws() -> World:
     table = {"type": "aws", "service": "efs", "operation": "create_file_system", "endpoint": moto()}
+    run = uuid.uuid4().hex
 
     def made(stage: Stage, task: str, effect: str) -> int:
         """By its tag, so that one that was made under another token would be seen, too."""
         pages = boto(moto(), "efs").get_paginator("describe_file_systems").paginate()
-        return sum({"Key": "task", "Value": task} in each["Tags"] for page in pages for each in page["FileSystems"])
+        return sum(payload(task)["Tags"][0] in each["Tags"] for page in pages for each in page["FileSystems"])
 
     def payload(task: str) -> Any:
-        return {"Tags": [{"Key": "task", "Value": task}]}
+        return {"Tags": [{"Key": "task", "Value": f"{run} {task}"}]}
 
     return World("aws", "IDEMPOTENT", lambda task: {**table, **KEYED, **AMAZON, **WINDOWS}, payload, made)
 
