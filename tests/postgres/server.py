@@ -34,7 +34,7 @@ def _only_here() -> None:
         raise AssertionError(
             "another process of this run has the server: this test's name has to say that it needs postgres"
         ) from None
-    atexit.register(mark.unlink)
+    atexit.register(mark.unlink, missing_ok=True)
 
 
 __all__ = ["Missing", "Server", "_free_port", "running", "someone"]
