@@ -17,8 +17,10 @@ from fencepost.wire import Backend, Claim, Done, EffectView, Outcome, Page, Prep
 
 
 def _receipt(receipt: Any, finding: str) -> Content | None:
-    """Whatever HAPPENED comes with, None included, is the receipt."""
-    return encode(receipt, "receipt", k.MAX_RECEIPT_BYTES) if finding == "HAPPENED" else None
+    """What HAPPENED comes with. None is none: it is compared with no other receipt."""
+    if finding != "HAPPENED" or receipt is None:
+        return None
+    return encode(receipt, "receipt", k.MAX_RECEIPT_BYTES)
 
 
 class EffectDoors:
