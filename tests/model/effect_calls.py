@@ -99,7 +99,7 @@ class Calls:
         for g in range(1, len(core.claims) + 1):
             own = OWNERS[g - 1]
             owners: tuple[str | None, ...] = (own, None, "another") if self.s.every else (own,)
-            for epoch in {core.claims[g - 1][0], core.epoch} if self.s.every else {core.epoch}:
+            for epoch in self._epochs(core):
                 for owner in owners:
                     yield g, epoch, self._presented(core, g, owner)
 
@@ -189,7 +189,8 @@ class Calls:
             yield self._of("effect.settle", k.Settle, epoch, claim, finding="UNKNOWN", **named)
             if self.s.guarantee == "RESERVATION":
                 yield self._of("effect.reserve", k.Reserve, epoch, claim, reservation_id=f"r{number}", **named)
-                yield self._of("effect.reserve", k.Reserve, epoch, claim, reservation_id=f"s{number}", **named)
+                if execution.reservation_id is not None:
+                    yield self._of("effect.reserve", k.Reserve, epoch, claim, reservation_id=f"s{number}", **named)
             if effect.slot == SECOND_SLOT:
                 yield self._of("effect.settle", k.Settle, epoch, claim, finding="HAPPENED", **named)
         early = dict(named, asked_at=self.early(effect), finding="ABSENT")

@@ -183,6 +183,8 @@ def facts(s: Scenario, view: View, outside: Outside) -> list[tuple[object, ...]]
         found += [("gone-earlier", n + 1) for n, status in enumerate(more) if status == GONE and n + 1 != view.stored]
     elif guarantee == "READ_ONLY":
         found += [("not-found",), ("happened",)]
+    elif guarantee == "NON_REPLAYABLE":
+        found.append(("happened",) if took else ("not-found",))  # a look, which lifts nothing out of it
     wrong = s.person == "wrong"
     if took or wrong:
         found.append(("person", "HAPPENED"))

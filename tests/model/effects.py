@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fencepost.kernel import commands as k
 from fencepost.kernel.kernel import Kernel
 from fencepost.kernel.operations import Accepted, Granted
 from fencepost.kernel.outcomes import Outcome, Refusal
@@ -34,6 +33,7 @@ from tests.model.effect_calls import ASK, EFFECT_ID, EFFECT_VERSION, FRESH, SLOT
 from tests.model.effect_downstreams import SETTLE, WINDOW, Outside, Scenario, View
 from tests.model.effect_oracle import E_ABSENT, E_AWAITING, E_COMMITTED, E_DENIED, OPEN, judge_effects
 from tests.model.oracle import COMMITTED, Asked, Violation, judge
+from tests.model.rows import Rows
 
 replace = msgspec.structs.replace
 
@@ -51,6 +51,33 @@ CI = (
     Scenario("IDEMPOTENT", second="NON_REPLAYABLE", attempts=1, executions=1),
 )
 
+# A sender that is paused without bound: what survives it. Whoever says ABSENT here is right about what is under way.
+LATE = tuple(
+    Scenario(guarantee, in_time=False, person="right")
+    for guarantee in ("RESERVATION", "CONDITIONAL", "TRANSACTIONAL", "NON_REPLAYABLE")
+)
+# Three attempts and three executions, and every call that the fence refuses; a quarter of an hour.
+LARGE = (
+    *(scenario._replace(attempts=3, executions=max(scenario.executions, 2)) for scenario in (*CI, *LATE)),
+    Scenario("CONDITIONAL", complete=False, in_time=False, person="right"),
+    Scenario("IDEMPOTENT", failures=True),
+    *(
+        Scenario(guarantee, every=True)
+        for guarantee in ("IDEMPOTENT", "CONDITIONAL", "RESERVATION", "NON_REPLAYABLE", "READ_ONLY")
+    ),
+    *(
+        Scenario(guarantee, attempts=3, executions=3)
+        for guarantee in ("NON_REPLAYABLE", "READ_ONLY", "RESERVATION", "CONDITIONAL", "IDEMPOTENT")
+    ),
+)
+
+
+def says(scenario: Scenario) -> str:
+    """The guarantee, and in what the scenario differs from the plain one."""
+    plain = Scenario(scenario.guarantee)._asdict()
+    other = [f"{name}={value}" for name, value in scenario._asdict().items() if value != plain[name]]
+    return ",".join((scenario.guarantee, *other))
+
 
 class Step(NamedTuple):
     core: int
@@ -66,7 +93,8 @@ class Found(NamedTuple):
     cores: int
     decisions: int
     seconds: float
-    moves: frozenset[Any]
+    moves: frozenset[Any]  # door, state before and state after, of effects
+    rows: frozenset[Any]  # of the tasks' transition table
     stuck: tuple[Any, ...]
 
 
@@ -81,6 +109,7 @@ class Search:
         self.calls = Calls(scenario)
         self.decisions = 0
         self.moves: set[Any] = set()
+        self.rows = Rows()
         self._cores: dict[Core, int] = {}
         self._core_list: list[Core] = []
         self._views: list[View] = []
@@ -142,6 +171,7 @@ class Search:
             effects[effect.number - 1 : effect.number] = [effect]
         results = ("t",) if task.state == COMMITTED else ()
         judge(asked, NOW, pool, snapshot.tasks, results, {}, True, writes, coverage=self.coverage)
+        self.rows.check(door, snapshot.tasks, writes)
         judge_effects(door, command, NOW, pool, task, after, core.effects, effects)
         for effect in writes.effects:
             was = core.effects[effect.number - 1].state if effect.number <= len(core.effects) else None
@@ -288,7 +318,7 @@ class Search:
                 for after, leads in reached:
                     if after not in seen:
                         seen[after] = state
-                        self._judge_at(after, state)
+                        self._judge(after >> 24, after & 0xFFFFFF)
                         following.append(after)
                     if stuck and leads and after != state:
                         before.setdefault(after, []).append(state)
@@ -304,11 +334,9 @@ class Search:
             self.decisions,
             time.process_time() - began,
             frozenset(self.moves),
+            frozenset(self.rows.seen),
             self._stuck(before) if stuck else (),
         )
-
-    def _judge_at(self, after: int, state: int) -> None:
-        self._judge(after >> 24, after & 0xFFFFFF)
 
     def _helps(self, before: int, after: int) -> bool:
         """Senders that are gone help nobody: only a reservation that is cancelled or confirmed leads on."""
@@ -436,4 +464,4 @@ def view(core: Core) -> View:
     )
 
 
-__all__ = ["CI", "Found", "Scenario", "Search", "k"]
+__all__ = ["CI", "LARGE", "LATE", "Found", "Scenario", "Search", "says"]

@@ -1,8 +1,8 @@
 """The kernel with one guard less, for every guard of the kernel's own list: what notices?
 
 First the rows: a situation in which that guard alone refuses is now answered otherwise. Then the journal: an accepted
-change no longer shows the comparison that its door declares. Then the search, within smaller bounds, up to the first
-change that breaks an invariant.
+change no longer shows the comparison that its door declares. Then the search (of one task, or of effects), within
+smaller bounds, up to the first change that breaks an invariant.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Any
 
 from fencepost.kernel import commands as k
 from fencepost.kernel.fence import DOORS, Guard
-from fencepost.kernel.kernel import EFFECT_COMMANDS, Kernel
+from fencepost.kernel.kernel import Kernel
 from fencepost.kernel.operations import Operation
 from tests.kernel.situations import ACCEPTED, BREAKERS, Situation
 from tests.model.calls import Bounds
+from tests.model.effect_mutants import UNSEEN, caught_among_effects, of_effects
 from tests.model.oracle import Violation
 from tests.model.single import Search
 
@@ -81,6 +82,8 @@ def caught_by_coverage(command: type, guard_id: str) -> str | None:
 
 def caught_by_the_search(command: type, guard_id: str, *, coverage: bool = True) -> str | None:
     """The first violation, journal masks apart where `coverage` is False; None where the search ends without one."""
+    if of_effects((command, guard_id)):
+        return caught_among_effects((command, guard_id), coverage=coverage)
     mutant = SHIPPED.without(command, guard_id)
     second = SECOND_LOCK.get((command, guard_id))
     if second is not None:
@@ -102,16 +105,6 @@ def caught(command: type, guard_id: str) -> str | None:
     )
 
 
-# The searched world has no effects; their stories without a guard are told in kernel/test_effect_attacks.py,
-# test_execution_attacks.py and test_effects.py.
-OF_EFFECTS = (
-    *EFFECT_COMMANDS,
-    "commit:effects-open:unsettled",
-    "commit:slot-taken:payload-conflict",
-    "revise:effects-open:conflict",
-    "revise:effects-done:conflict",
-)
-
 # What the searched world does not contain, so that the search cannot miss these guards: nothing unknown, one protocol,
 # no missing epoch, ttls within the policy. And what is answered again changes nothing, whichever way it is answered.
 NOT_IN_THE_SEARCH = (
@@ -123,6 +116,8 @@ NOT_IN_THE_SEARCH = (
     ":first-times-again",
     "any:ttl-over-policy:invalid",
 )
+# An attempt that never prepared the effect is not unknown: it is there, and asks.
+NEVER_PREPARED = "evidence:never-prepared:not-found"
 
 # Guards whose loss changes only which refusal is given: another one keeps the change away. Each with that other one,
 # and the test takes both away. The order of refusals is what the rows are for.
@@ -145,8 +140,8 @@ def searched() -> list[tuple[type, str]]:
     return [
         mutant
         for mutant in mutants()
-        if not mutant[1].endswith(NOT_IN_THE_SEARCH)
+        if (not mutant[1].endswith(NOT_IN_THE_SEARCH) or mutant[1] == NEVER_PREPARED)
         and mutant[0] is not k.SetPolicy
         and mutant != passed_over
-        and not {*mutant} & {*OF_EFFECTS}
+        and mutant not in UNSEEN
     ]
