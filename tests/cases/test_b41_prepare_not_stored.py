@@ -62,7 +62,7 @@ async def test_b41_on_a_full_disk_nothing_is_sent_and_the_attempt_ends_without_k
             finally:
                 filler.unlink()
     assert counting.calls == []
-    # What was being asked for while the lease ran out may be stored once there is room again: nobody is left to send it.
+    # What was being asked for while the lease ran out may be stored once there is room: nobody is left to send it.
     assert all(view.state in ("PREPARED", "UNKNOWN") for view in (await client.effects(task_id="t")).items)
     await sent_once_by_a_successor(stage, client, counting)
 
