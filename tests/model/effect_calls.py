@@ -145,8 +145,8 @@ class Calls:
     def free(self, core: Core) -> Iterator[Call]:
         for g, epoch, claim in self._holders(core):
             yield from self._of_claim(core, g, epoch, claim)
+        yield from self._of_people(core)
         if not core.revised or self.s.every:
-            yield from self._of_people(core)
             yield from self._of_loops(core)
 
     def _of_claim(self, core: Core, g: int, epoch: int, claim: k.Presented) -> Iterator[Call]:
@@ -174,6 +174,7 @@ class Calls:
         yield self.commit(epoch, claim)
         yield self._of("release", k.Release, epoch, claim)
         yield self._of("release", k.Release, epoch, claim, wait=True)
+        yield self._of("fail", k.Fail, epoch, claim, error="it broke")
         for effect in effects:
             named = {"effect_id": effect.effect_id}
             yield self._of("effect.withdraw", k.Withdraw, epoch, claim, **named)

@@ -70,6 +70,18 @@ def judge_effects(
         _must(waits, "9", "parked until a decision, and none is left")
 
 
+def judge_told(command: Any, task: Any, old: Sequence[Any], answer: Any, again: bool) -> None:
+    """EXECUTE, which alone allows a call: of what is bound and stored, and said again only as it was said first."""
+    effect, execution = answer.effect, answer.execution
+    _must(command.payload.digest == effect.payload_digest, "4", "told to send another payload than the bound one")
+    _must(effect.state == E_PREPARED, "4", "told to send what is not PREPARED")
+    _must(execution == effect.executions[-1], "4", "told to send another execution than the latest")
+    if again:
+        _must(effect in old, "4", "told to send what is not stored")
+        own = (execution.request_id, execution.attempt_id) == (command.request_id, task.attempt_id)
+        _must(own and command.claim.attempt_id == task.attempt_id, "4", "told to send another's execution")
+
+
 def _judge_effect(door: str, command: Any, now: int, pool: Any, task: Any, old: Any, new: Any, all_old: Any) -> None:
     if old is not None:
         for name in BOUND:
@@ -196,4 +208,14 @@ def _judge_finding(door: str, command: Any, now: int, pool: Any, task: Any, old:
         _must(stored is None or ground in GONE, "reservation", "ABSENT while a reservation is stored")
 
 
-__all__ = ["COMMITTED", "E_ABANDONED", "E_ABSENT", "E_COMMITTED", "E_DENIED", "OPEN", "contested", "judge_effects"]
+__all__ = [
+    "COMMITTED",
+    "E_ABANDONED",
+    "E_ABSENT",
+    "E_COMMITTED",
+    "E_DENIED",
+    "OPEN",
+    "contested",
+    "judge_effects",
+    "judge_told",
+]

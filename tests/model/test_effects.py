@@ -15,7 +15,7 @@ from fencepost.kernel.table import EFFECT_MOVES
 from tests.model import effect_mutants, effect_oracle
 from tests.model.effect_downstreams import Scenario
 from tests.model.effect_mutants import MAIL, PAY, PAY_AGAIN
-from tests.model.effects import CI, LATE, Search, says
+from tests.model.effects import CI, LATE, UNTRUE, Search, says
 from tests.model.mutants import caught_by_a_row, mutants
 from tests.model.oracle import Violation
 
@@ -42,6 +42,12 @@ def test_no_order_of_events_makes_an_effect_take_place_twice_or_a_record_untrue_
         )
 
 
+@pytest.mark.parametrize("scenario", [effect_mutants.PAY, effect_mutants.APPROVED], ids=says)
+def test_nor_do_calls_that_the_fence_refuses_by_whoever_presents_them(scenario: Scenario) -> None:
+    assert scenario.every
+    assert Search(scenario).run().decisions > 50_000
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", LATE, ids=says)
 def test_this_guarantee_survives_a_sender_that_is_paused_without_bound(scenario: Scenario) -> None:
@@ -49,16 +55,26 @@ def test_this_guarantee_survives_a_sender_that_is_paused_without_bound(scenario:
     assert Search(scenario).run().states > 10
 
 
+@pytest.mark.parametrize("scenario", UNTRUE, ids=says)
+def test_where_every_assumption_has_failed_the_rules_hold_and_nothing_is_stuck(scenario: Scenario) -> None:
+    found = Search(scenario, truth=None).run(stuck=True)
+    assert found.stuck == ()
+    late = {(EffectState(was), EffectState(now)) for door, was, now in found.moves if door == "evidence"}
+    assert {was for was, _ in late} > {EffectState.ABSENT, EffectState.ABANDONED, EffectState.UNKNOWN}
+
+
+SMALL = Scenario("", revisions=0, disturbances=0)
+IDEMPOTENT, NON_REPLAYABLE, CONDITIONAL = (
+    SMALL._replace(guarantee=name) for name in ("IDEMPOTENT", "NON_REPLAYABLE", "CONDITIONAL")
+)
 FALLS = {
-    "IDEMPOTENT: a call arrives after its send_by": Scenario("IDEMPOTENT", in_time=False, person="right"),
-    "IDEMPOTENT: a key is forgotten too early": Scenario("IDEMPOTENT", forgets_early=True),
-    "IDEMPOTENT: a query misses what the settle time should have shown": Scenario("IDEMPOTENT", lags=True),
-    "NON_REPLAYABLE: a call arrives after the person looked": Scenario("NON_REPLAYABLE", in_time=False),
-    "NON_REPLAYABLE: the person is wrong": Scenario("NON_REPLAYABLE", person="wrong"),
-    "CONDITIONAL: an old version comes back (X06)": Scenario("CONDITIONAL", returns=True, third_party=2),
-    "CONDITIONAL: a person who merely looks decides, and a call is let in later": Scenario(
-        "CONDITIONAL", in_time=False
-    ),
+    "IDEMPOTENT: a call arrives after its send_by": IDEMPOTENT._replace(in_time=False, person="right"),
+    "IDEMPOTENT: a key is forgotten too early": IDEMPOTENT._replace(forgets_early=True),
+    "IDEMPOTENT: a query misses what the settle time should have shown": IDEMPOTENT._replace(lags=True),
+    "NON_REPLAYABLE: a call arrives after the person looked": NON_REPLAYABLE._replace(in_time=False),
+    "NON_REPLAYABLE: the person is wrong": NON_REPLAYABLE._replace(person="wrong"),
+    "CONDITIONAL: an old version comes back (X06)": CONDITIONAL._replace(returns=True, third_party=2),
+    "CONDITIONAL: a person who merely looks decides, and a call is let in later": CONDITIONAL._replace(in_time=False),
 }
 
 
@@ -81,7 +97,7 @@ BROKEN: dict[str, tuple[Scenario, Any, str, Callable[..., Any], str]] = {
         "it took place, and its state is 5",
     ),
     "the margin is at least the send window": (
-        Scenario("IDEMPOTENT"),
+        PAY_AGAIN,
         effect_rules,
         "window_ends",
         lambda effect: (
@@ -165,7 +181,7 @@ def test_a_margin_of_nothing_lets_the_effect_happen_twice(monkeypatch: pytest.Mo
     monkeypatch.setattr(effect_rules, "window_ends", without_margin)
     monkeypatch.setattr(effect_oracle, "past_window", never)
     with pytest.raises(Violation, match="took place 2 times"):
-        Search(Scenario("IDEMPOTENT"), truth=False).run()
+        Search(IDEMPOTENT, truth=False).run()
 
 
 def test_the_search_finds_states_that_nothing_leads_out_of(monkeypatch: pytest.MonkeyPatch) -> None:
