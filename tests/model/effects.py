@@ -72,16 +72,16 @@ UNTRUE = (
     Scenario("NON_REPLAYABLE", in_time=False, person="wrong"),
     Scenario("IDEMPOTENT", in_time=False, person="wrong", lags=True, retention=3, executions=1),
 )
-# Three attempts and three executions, and every call that the fence refuses; a quarter of an hour.
+# Three attempts and three executions, and every call that the fence refuses: minutes.
 LARGE = (
-    *(scenario._replace(attempts=3, executions=max(scenario.executions, 2)) for scenario in (*CI, *LATE)),
+    *(scenario._replace(attempts=3 - bool(scenario.second)) for scenario in (*CI, *LATE)),
     Scenario("CONDITIONAL", complete=False, in_time=False, person="right"),
     *(
         Scenario(guarantee, every=True)
         for guarantee in ("IDEMPOTENT", "CONDITIONAL", "RESERVATION", "NON_REPLAYABLE", "READ_ONLY")
     ),
     *(
-        Scenario(guarantee, attempts=3, executions=3)
+        Scenario(guarantee, attempts=3, executions=3, revisions=0, retention=3)
         for guarantee in ("NON_REPLAYABLE", "READ_ONLY", "RESERVATION", "CONDITIONAL", "IDEMPOTENT")
     ),
 )
