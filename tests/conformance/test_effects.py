@@ -405,6 +405,24 @@ async def test_who_waits_for_a_person_is_parked_and_who_does_not_is_ready(client
     assert await state_of(client) == "CANCELLED"
 
 
+async def test_what_an_older_input_waited_for_keeps_nobody_waiting(client: Client) -> None:
+    await given(client)
+    claim = await claimed(client)
+    old = await prepared(client, claim, kind=terms("READ_ONLY", approval=True))
+    await client.release(claim)
+    assert not isinstance(await client.revise("t", {"n": 2}), Refused)
+    claim = await claimed(client)
+    await client.release(claim, wait=True)
+    assert await state_of(client) == "READY"
+    claim = await claimed(client)
+    new = await prepared(client, claim, kind=terms("NON_REPLAYABLE", approval=True))
+    await client.release(claim, wait=True)
+    assert await state_of(client) == "PARKED"
+    await client.approve(await effect(client, new), who="eve")
+    assert await state_of(client) == "READY"
+    assert (await effect(client, old)).state == "AWAITING_APPROVAL"
+
+
 async def test_an_approval_is_for_one_execution_of_one_payload(client: Client, world: World) -> None:
     await given(client)
     claim = await claimed(client)

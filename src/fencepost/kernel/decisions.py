@@ -28,7 +28,7 @@ def _put_back(c: Context, effect: Effect) -> dict[str, Any]:
         return {}
     for other in effects_of(c, c.task):
         standing = effect if other.number == effect.number else other
-        if rules.waits(standing, c.now, c.pool.epoch, task.cancel_generation):
+        if other.revision == task.revision and rules.waits(standing, c.now, c.pool.epoch, task.cancel_generation):
             return {}
     return {"state": READY, "park_reason": None, "available_at": min(task.available_at, c.now)}
 

@@ -272,11 +272,12 @@ def _release_act(c: Context, proof: Proof) -> Decision:
 
 
 def _waits(c: Context) -> bool:
-    """After this end, an effect is left that only a person can lead on."""
+    """After this end, an effect is left that only a person can lead on. Of this revision, as for a commit."""
     task = c.task
     return any(
         rules.waits(rules.without_sender(effect, c.now), c.now, c.pool.epoch, task.cancel_generation)
         for effect in effects_of(c, task)
+        if effect.revision == task.revision
     )
 
 
