@@ -203,7 +203,7 @@ async def beside_a_snapshot(made: Server, cycles: int, note: Any) -> dict[str, A
         left = {name: await dead(url) for name, url in urls.items()}
     for database in databases.values():
         await made.drop_database(database)
-    ratios = [a / b for a, b in zip(parts["open"], parts["none"], strict=True)]
+    ratios = [_ratio(a, b) for a, b in zip(parts["open"], parts["none"], strict=True)]
     third = max(1, count // 3)
     early, late = statistics.median(ratios[:third]), statistics.median(ratios[-third:])
     found: dict[str, Any] = {"cycles": part * count}
@@ -232,8 +232,13 @@ async def run(chosen: argparse.Namespace, made: Server, found: dict[str, Any]) -
         found["rows"][name] = count
         found["cpu_us_per_cycle"][name] = round(statistics.median(pair[0] for pair in pairs), 1)
         found["empty_cpu_us_per_cycle"][name] = round(statistics.median(pair[1] for pair in pairs), 1)
-        found["ratio_to_empty"][name] = round(statistics.median(a / b for a, b in pairs), 3)
+        found["ratio_to_empty"][name] = round(statistics.median(_ratio(a, b) for a, b in pairs), 3)
         found["each"][name] = pairs
+
+
+def _ratio(one: float, other: float) -> float:
+    """Processor time comes in ticks: a run of a few cycles may have taken none."""
+    return one / other if other else 1.0
 
 
 def main(chosen: argparse.Namespace) -> None:

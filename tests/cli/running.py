@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,10 @@ SECONDS = 60  # no command of these tests takes longer
 
 # What catches signals, logs for the whole process or imports modules from the folder gets a process of its own.
 OWN_PROCESS = {"work", "demo", "bench"}
+
+
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Folder:
@@ -104,6 +109,8 @@ class Folder:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            # Ctrl-C reaches it even where these tests run in a shell's background, which ignores it.
+            preexec_fn=_heed_interrupts,  # noqa: PLW1509 - one call, before anything else could run
         )
 
     def write(self, name: str, content: str) -> Path:
