@@ -107,9 +107,12 @@ async def a_killer_among_workers(
     chunk: float,
     within: float,
     server: float = 0.0,
+    blows: int = 0,
+    outages: int = 0,
 ) -> dict[str, Any]:
     """`workers` do `tasks`; for `seconds` somebody SIGKILLs (and replaces), SIGSTOPs and SIGCONTs them at random,
-    and about every `server` seconds (0.0: never) kills or pauses the store's server."""
+    and about every `server` seconds (0.0: never) kills or pauses the store's server; on a slow machine longer, until
+    the workers have had so many `blows` and the server so many `outages`."""
     print(f"seed {seed}")
     dice = random.Random(seed)
     client = await stage.client()
@@ -141,7 +144,13 @@ async def a_killer_among_workers(
     end = time.monotonic() + seconds
     pauses = itertools.cycle([None, 0.2, None, 2 * ttl])  # None: killed
     next_outage = time.monotonic() + (server or float("inf"))
-    while (now := time.monotonic()) < end:
+
+    def enough() -> bool:
+        had = did["server killed"] + did["server paused"]
+        return did["SIGSTOP"] + did["SIGKILL"] >= blows and had >= outages
+
+    while (now := time.monotonic()) < end or not enough():
+        assert now < end + within, f"only {dict(did)} in {seconds + within} s"
         for place, program in enumerate(alive):
             if stopped.get(place, now + 1) <= now:
                 del stopped[place]
