@@ -68,8 +68,6 @@ COMMIT_USED = Shape("commit", {"results", "discard_rivals", "log"}, _END, ("resu
 EFFECT_NEW = Shape("effect", {"effects", "payloads"}, (), ("effects",))
 EFFECT_MOVED = Shape("effect", {"effects"}, (), ("effects",))
 EFFECT_SAID = Shape("effect", {"effects", "requests"}, (), ("effects",), "attempt_id")
-SHAPES = (CLAIM, CLAIM_MANY, RENEW, CHECKPOINT, COMMIT, COMMIT_USED, EFFECT_NEW, EFFECT_MOVED, EFFECT_SAID)
-
 _OF_USAGE = ("attempt", "used")
 _OF_RESULT = ("result_digest", "commit_digest", "data", "content_digest")
 # What comes with a request.

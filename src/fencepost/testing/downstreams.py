@@ -36,7 +36,6 @@ from fencepost.wire import Claim, EffectView, NewTask, Refused
 
 __all__ = ["DownstreamWorld", "Scenario", "downstream_suite"]
 
-FAULTS = ("lose_answer", "act_late", "show_late", "forget")
 PATIENCE = 30.0  # seconds for whatever must happen in the end
 TIMEOUT = 0.5  # of a call that is to be given up: long enough to reach the downstream
 LONGEST_WINDOW = 3.0  # of a downstream under test: the kit really waits for it
