@@ -191,8 +191,6 @@ class Reconciler:
             answer = await self._client.resolve(effect, "ABSENT", who=WHO, evidence=why, reconciler=True, ground=ground)
         if not isinstance(answer, Refused):
             return Reconciled(effect, str(answer.info["state"]), None, why)
-        needs = {Outcome.PERSON: "person", Outcome.EVIDENCE: "person", Outcome.HELD: "holder"}.get(
-            answer.outcome, "time"
-        )
+        needs = NEEDS.get(answer.outcome, "time")
         said = f"{answer.outcome.value}/{answer.reason}" if answer.reason else answer.outcome.value
         return Reconciled(effect, "UNKNOWN", needs, f"{why}; {said}")
